@@ -1,0 +1,225 @@
+"""What the index holds: the records, and the frame that makes each one prove itself.
+
+Frame of every value (little-endian; the numbers are pinned by tests/engine/test_records.py)::
+
+    offset  size  field        what it defeats
+    0       1     kind         a record read as another kind
+    1       1     format       a record of a newer Forebay, which is refused, never guessed at
+    2       1     shard        the shard position that this drive holds (255: none)
+    3       1     reserved     0
+    4       4     meta bytes   a truncated record
+    8       8     deleted seq  0, or the commit that deleted this version
+    16      m     meta         msgpack of one of the structs below
+    16+m    s     shard        this drive's share of an inline object
+    end-8   8     checksum     CRC64NVME of the key, then of all before this field: torn, flipped and misplaced records
+
+The structs are arrays in msgpack: a field is only ever added at the end, with a default.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Any, NamedTuple, TypeVar
+
+import msgspec
+
+from forebay.codec import crc64nvme
+
+FORMAT_WRITTEN = 1
+FORMATS_READ = frozenset({1})
+
+KIND_BUCKET, KIND_VERSION, KIND_POINTER, KIND_UPLOAD, KIND_PART, KIND_COMPLETED, KIND_BLOB, KIND_REAP, KIND_LOG = range(1, 10)
+
+NO_SHARD = 255
+_HEAD = struct.Struct("<BBBBIQ")
+HEAD_BYTES = _HEAD.size
+_SUM = struct.Struct("<Q")
+
+NULL_VERSION, DELETE_MARKER = 1, 2  # flags of a version, also the last byte of its index key
+
+
+class Extent(msgspec.Struct, array_like=True, frozen=True):
+    """`length` bytes of a blob from `offset`; the blob lies on erasure set `set_index`."""
+
+    set_index: int
+    blob_id: bytes
+    offset: int
+    length: int
+
+
+class Part(msgspec.Struct, array_like=True):
+    """One part of a multipart upload, or of the version it became. `checksums` maps algorithm to base64."""
+
+    number: int
+    size: int
+    etag: str
+    mtime_ns: int
+    extents: list[Extent]
+    checksums: dict[str, str] = {}
+    owner: bytes = b""  # the claim on the extents' blobs; b"" once the version's owner holds them
+
+
+class Version(msgspec.Struct, array_like=True):
+    """One state of a key. `etag` is without quotes. `owner` (16 bytes) is the name under which it claims blobs."""
+
+    random: bytes  # 8 bytes; with the sequence number it makes the version id
+    owner: bytes
+    mtime_ns: int
+    size: int
+    etag: str
+    headers: dict[str, str] = {}  # Content-Type, Cache-Control, …: lower-case names, as sent
+    metadata: dict[str, str] = {}  # x-amz-meta-*, without that prefix
+    tags: dict[str, str] = {}
+    checksums: dict[str, str] = {}  # algorithm -> base64, "-N" appended for composite ones
+    checksum_type: str = ""  # FULL_OBJECT, COMPOSITE or ""
+    extents: list[Extent] = []  # of a single-part object in blobs
+    parts: list[Part] = []  # of a multipart object
+    inline: bool = False
+
+
+class Bucket(msgspec.Struct, array_like=True):
+    """A bucket. `versioning` is "", "Enabled" or "Suspended"; "" means that it was never enabled."""
+
+    name: str
+    bucket_id: bytes
+    created_ns: int
+    versioning: str = ""
+    owner: str = ""
+    config: dict[str, bytes] = {}  # sub-resources, by name
+
+
+class Upload(msgspec.Struct, array_like=True):
+    """A multipart upload under way."""
+
+    upload_id: bytes
+    bucket: str
+    key: bytes
+    created_ns: int
+    headers: dict[str, str] = {}
+    metadata: dict[str, str] = {}
+    tags: dict[str, str] = {}
+    checksum_algorithm: str = ""
+    checksum_type: str = ""
+
+
+class Completed(msgspec.Struct, array_like=True):
+    """What an upload became, so that a retried complete finds its answer."""
+
+    bucket: str
+    key: bytes
+    version_id: str
+    etag: str
+    part_etags: list[str]
+    checksums: dict[str, str]
+    checksum_type: str
+    completed_ns: int
+
+
+class Blob(msgspec.Struct, array_like=True):
+    """Geometry and checksums of a blob; `crcs` holds 8 bytes (little-endian) for each block, stripe by stripe, position by position."""
+
+    size: int
+    data: int
+    parity: int
+    unit_bytes: int
+    crcs: bytes
+    created_ns: int
+
+
+class Reap(msgspec.Struct, array_like=True):
+    """Work left by a commit for a later one: keys to remove, and (set, blob, owner) claims to release."""
+
+    keys: list[bytes]
+    claims: list[tuple[int, bytes, bytes]] = []
+
+
+class Pointer(msgspec.Struct, array_like=True):
+    """Longer keys that start with this entry's segment live under `node`."""
+
+    node: bytes
+
+
+class Log(msgspec.Struct, array_like=True):
+    """The keys that one commit put or removed."""
+
+    keys: list[bytes]
+
+
+STRUCT_OF_KIND: dict[int, type[msgspec.Struct]] = {
+    KIND_BUCKET: Bucket, KIND_VERSION: Version, KIND_POINTER: Pointer, KIND_UPLOAD: Upload, KIND_PART: Part,
+    KIND_COMPLETED: Completed, KIND_BLOB: Blob, KIND_REAP: Reap, KIND_LOG: Log,
+}  # fmt: skip
+_KIND_OF_STRUCT = {struct_type: kind for kind, struct_type in STRUCT_OF_KIND.items()}
+_DECODERS: dict[int, msgspec.msgpack.Decoder[Any]] = {kind: msgspec.msgpack.Decoder(t) for kind, t in STRUCT_OF_KIND.items()}
+_encode = msgspec.msgpack.Encoder().encode
+
+S = TypeVar("S", bound=msgspec.Struct)
+
+
+class BadRecord(Exception):
+    """A value that is torn, damaged, misplaced or of an unknown format. Its drive is not to be believed about this key."""
+
+
+class Frame(NamedTuple):
+    """A value taken apart. `shard` and `meta` are views into the value."""
+
+    kind: int
+    shard_position: int
+    deleted_seq: int
+    meta: memoryview
+    shard: memoryview
+
+
+def pack(key: bytes, record: msgspec.Struct) -> bytes:
+    """The value to store under `key`, the same on every drive."""
+    return frame(key, _KIND_OF_STRUCT[type(record)], _encode(record))
+
+
+def pack_shards(key: bytes, record: msgspec.Struct, shards: list[bytes], deleted_seq: int = 0) -> list[bytes]:
+    """One value for each shard position."""
+    kind, meta = _KIND_OF_STRUCT[type(record)], _encode(record)
+    return [frame(key, kind, meta, i, shard, deleted_seq) for i, shard in enumerate(shards)]
+
+
+def frame(key: bytes, kind: int, meta: bytes | memoryview, position: int = NO_SHARD, shard: bytes | memoryview = b"", deleted_seq: int = 0) -> bytes:
+    """Put a value together and seal it."""
+    body = b"".join((_HEAD.pack(kind, FORMAT_WRITTEN, position, 0, len(meta), deleted_seq), meta, shard))
+    return body + _SUM.pack(crc64nvme(body, crc64nvme(key)))
+
+
+def unframe(key: bytes, value: bytes | memoryview) -> Frame:
+    """Take a value apart after checking it; raises BadRecord."""
+    view = memoryview(value)
+    end = len(view) - 8
+    if end < HEAD_BYTES:
+        raise BadRecord(f"a value of {len(view)} bytes is too short to be a record")
+    kind, form, position, _, meta_bytes, deleted_seq = _HEAD.unpack_from(view)
+    if form not in FORMATS_READ:
+        raise BadRecord(f"record format {form} is not one that this version of Forebay reads ({sorted(FORMATS_READ)})")
+    if crc64nvme(view[:end], crc64nvme(key)) != _SUM.unpack_from(view, end)[0]:
+        raise BadRecord("checksum mismatch")
+    split = HEAD_BYTES + meta_bytes
+    if kind not in STRUCT_OF_KIND or split > end:
+        raise BadRecord(f"record of kind {kind} with {meta_bytes} bytes of metadata in {end} bytes")
+    return Frame(kind, position, deleted_seq, view[HEAD_BYTES:split], view[split:end])
+
+
+def mark_deleted(key: bytes, value: bytes | memoryview, deleted_seq: int) -> bytes:
+    """The same record, deleted by commit `deleted_seq` (0 takes the mark away)."""
+    f = unframe(key, value)
+    return frame(key, f.kind, f.meta, f.shard_position, f.shard, deleted_seq)
+
+
+def decode(f: Frame, struct_type: type[S]) -> S:
+    """The struct in a frame; raises BadRecord if it is another kind or does not decode."""
+    if _KIND_OF_STRUCT[struct_type] != f.kind:
+        raise BadRecord(f"expected a {struct_type.__name__}, found kind {f.kind}")
+    try:
+        return _DECODERS[f.kind].decode(f.meta)  # type: ignore[no-any-return]
+    except msgspec.MsgspecError as e:
+        raise BadRecord(f"{struct_type.__name__} does not decode: {e}") from e
+
+
+def unpack(key: bytes, value: bytes | memoryview, struct_type: type[S]) -> S:
+    """`decode(unframe(key, value))`."""
+    return decode(unframe(key, value), struct_type)
