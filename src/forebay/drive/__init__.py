@@ -1,1 +1,33 @@
-"""To be written."""
+"""One drive: its identity, its index, its shard files, and the seam where faults are injected."""
+
+from forebay.drive.filesystem import FolderKind, classify_folder, filesystem_identity
+from forebay.drive.interface import (
+    FORMAT_VERSION,
+    KEY_BYTES_MAX,
+    PEER_KEY_PREFIX,
+    SEQ_KEY,
+    Cursor,
+    Drive,
+    Identity,
+    ShardReader,
+    ShardWriter,
+    Space,
+)
+from forebay.drive.local import LocalDrive
+
+__all__ = [
+    "FORMAT_VERSION",
+    "KEY_BYTES_MAX",
+    "PEER_KEY_PREFIX",
+    "SEQ_KEY",
+    "Cursor",
+    "Drive",
+    "FolderKind",
+    "Identity",
+    "LocalDrive",
+    "ShardReader",
+    "ShardWriter",
+    "Space",
+    "classify_folder",
+    "filesystem_identity",
+]
