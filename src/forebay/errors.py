@@ -60,3 +60,81 @@ class DriveMismatch(DriveError):  # noqa: N818
 
 class RecordCorrupt(DriveError):  # noqa: N818
     """A record or block failed its checksum. Another drive has it."""
+
+
+class LocationError(ForebayError):
+    """A place where checkpoints live (a folder, a bucket) could not do what was asked.
+
+    `url` names the object, never with credentials; `operation` is the verb, such as `put` or `read`.
+    """
+
+    def __init__(self, operation: str, url: str, message: str) -> None:
+        super().__init__(f"{operation} {url}: {message}")
+        self.operation = operation
+        self.url = url
+        self.message = message
+
+    def __reduce__(self) -> tuple[type[LocationError], tuple[str, str, str]]:
+        """Pickle by the constructor's arguments, so that a failure can be sent to another process."""
+        return type(self), (self.operation, self.url, self.message)
+
+
+class ObjectMissing(LocationError):  # noqa: N818 - these are answers of a location
+    """There is no such object."""
+
+
+class PreconditionFailed(LocationError):  # noqa: N818
+    """A conditional write found another object than it required. Nothing was changed."""
+
+
+class LocationDenied(LocationError):  # noqa: N818
+    """The credentials are missing, wrong, or do not allow it; or the folder's permissions do not."""
+
+
+class LocationFull(LocationError):  # noqa: N818
+    """No space, or a quota. What is stored is unharmed."""
+
+
+class LocationUnavailable(LocationError):  # noqa: N818
+    """Time-outs, cut connections or server errors outlasted the retries."""
+
+
+class CheckpointError(ForebayError):
+    """A checkpoint could not be saved, found, read or understood. The message names which, and what to do."""
+
+
+class LeafRefused(CheckpointError):  # noqa: N818
+    """The tree holds something that would not come back as it was. Nothing was written. `path` names it."""
+
+    def __init__(self, path: str, message: str) -> None:
+        super().__init__(f"{path or '(root)'}: {message}")
+        self.path = path
+
+
+class CheckpointExists(CheckpointError):  # noqa: N818
+    """Another save of the same step was committed first. It is whole; this one was discarded."""
+
+
+class CheckpointMissing(CheckpointError):  # noqa: N818
+    """No complete checkpoint there."""
+
+
+class CheckpointCorrupt(CheckpointError):  # noqa: N818
+    """Bytes failed their checksum, or a record is not what it claims to be. Names array, file and byte range."""
+
+
+class CheckpointMismatch(CheckpointError):  # noqa: N818
+    """The checkpoint's entries are not those that `like` asks for. The message is one report of all of them."""
+
+
+class FormatUnknown(CheckpointError):  # noqa: N818
+    """A checkpoint of a newer format version, or of another program. Never guessed at."""
+
+
+class SaveFailed(CheckpointError):  # noqa: N818
+    """A save stopped. `rank` is the process it failed on; the checkpoint before it stays the newest."""
+
+    def __init__(self, rank: int, message: str) -> None:
+        super().__init__(f"rank {rank}: {message}")
+        self.rank = rank
+        self.message = message
