@@ -2,7 +2,7 @@
 
 The protocol is in docs/engine.md. What the rooms above use::
 
-    engine = Engine.open(drives, shared, notify=...)     # drives: list of erasure sets, each a list of Drive or None (absent)
+    engine = open_engine(layout, shared, notify=...)     # see engine/opening.py
 
 Reads (synchronous; microseconds when the index is in memory, so fine on an event loop, except where a thread is asked for):
 

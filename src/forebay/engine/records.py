@@ -56,7 +56,7 @@ class Part(msgspec.Struct, array_like=True):
     mtime_ns: int
     extents: list[Extent]
     checksums: dict[str, str] = {}
-    owner: bytes = b""  # the claim on the extents' blobs; b"" once the version's owner holds them
+    owner: bytes = b""  # the name under which it claims its blobs, in the upload and in the version that it becomes
 
 
 class Version(msgspec.Struct, array_like=True):
@@ -151,13 +151,17 @@ STRUCT_OF_KIND: dict[int, type[msgspec.Struct]] = {
 }  # fmt: skip
 _KIND_OF_STRUCT = {struct_type: kind for kind, struct_type in STRUCT_OF_KIND.items()}
 _DECODERS: dict[int, msgspec.msgpack.Decoder[Any]] = {kind: msgspec.msgpack.Decoder(t) for kind, t in STRUCT_OF_KIND.items()}
-_encode = msgspec.msgpack.Encoder().encode
+encode = msgspec.msgpack.Encoder().encode
 
 S = TypeVar("S", bound=msgspec.Struct)
 
 
-class BadRecord(Exception):
-    """A value that is torn, damaged, misplaced or of an unknown format. Its drive is not to be believed about this key."""
+class BadRecord(Exception):  # noqa: N818 - a state of a record, not of the program
+    """A value that is torn, damaged, misplaced or of an unknown format. Its drive is not to be believed about `key`."""
+
+    def __init__(self, key: bytes, message: str) -> None:
+        super().__init__(f"{message} (key {key!r})")
+        self.key = key
 
 
 class Frame(NamedTuple):
@@ -172,16 +176,23 @@ class Frame(NamedTuple):
 
 def pack(key: bytes, record: msgspec.Struct) -> bytes:
     """The value to store under `key`, the same on every drive."""
-    return frame(key, _KIND_OF_STRUCT[type(record)], _encode(record))
+    return frame(key, _KIND_OF_STRUCT[type(record)], encode(record))
 
 
 def pack_shards(key: bytes, record: msgspec.Struct, shards: list[bytes], deleted_seq: int = 0) -> list[bytes]:
     """One value for each shard position."""
-    kind, meta = _KIND_OF_STRUCT[type(record)], _encode(record)
+    kind, meta = _KIND_OF_STRUCT[type(record)], encode(record)
     return [frame(key, kind, meta, i, shard, deleted_seq) for i, shard in enumerate(shards)]
 
 
-def frame(key: bytes, kind: int, meta: bytes | memoryview, position: int = NO_SHARD, shard: bytes | memoryview = b"", deleted_seq: int = 0) -> bytes:
+def frame(
+    key: bytes,
+    kind: int,
+    meta: bytes | memoryview,
+    position: int = NO_SHARD,
+    shard: bytes | memoryview = b"",
+    deleted_seq: int = 0,
+) -> bytes:
     """Put a value together and seal it."""
     body = b"".join((_HEAD.pack(kind, FORMAT_WRITTEN, position, 0, len(meta), deleted_seq), meta, shard))
     return body + _SUM.pack(crc64nvme(body, crc64nvme(key)))
@@ -192,15 +203,15 @@ def unframe(key: bytes, value: bytes | memoryview) -> Frame:
     view = memoryview(value)
     end = len(view) - 8
     if end < HEAD_BYTES:
-        raise BadRecord(f"a value of {len(view)} bytes is too short to be a record")
+        raise BadRecord(key, f"a value of {len(view)} bytes is too short to be a record")
     kind, form, position, _, meta_bytes, deleted_seq = _HEAD.unpack_from(view)
     if form not in FORMATS_READ:
-        raise BadRecord(f"record format {form} is not one that this version of Forebay reads ({sorted(FORMATS_READ)})")
+        raise BadRecord(key, f"record format {form} is not one that this version of Forebay reads ({sorted(FORMATS_READ)})")
     if crc64nvme(view[:end], crc64nvme(key)) != _SUM.unpack_from(view, end)[0]:
-        raise BadRecord("checksum mismatch")
+        raise BadRecord(key, "checksum mismatch")
     split = HEAD_BYTES + meta_bytes
     if kind not in STRUCT_OF_KIND or split > end:
-        raise BadRecord(f"record of kind {kind} with {meta_bytes} bytes of metadata in {end} bytes")
+        raise BadRecord(key, f"record of kind {kind} with {meta_bytes} bytes of metadata in {end} bytes")
     return Frame(kind, position, deleted_seq, view[HEAD_BYTES:split], view[split:end])
 
 
@@ -210,16 +221,16 @@ def mark_deleted(key: bytes, value: bytes | memoryview, deleted_seq: int) -> byt
     return frame(key, f.kind, f.meta, f.shard_position, f.shard, deleted_seq)
 
 
-def decode(f: Frame, struct_type: type[S]) -> S:
+def decode(key: bytes, f: Frame, struct_type: type[S]) -> S:
     """The struct in a frame; raises BadRecord if it is another kind or does not decode."""
     if _KIND_OF_STRUCT[struct_type] != f.kind:
-        raise BadRecord(f"expected a {struct_type.__name__}, found kind {f.kind}")
+        raise BadRecord(key, f"expected a {struct_type.__name__}, found kind {f.kind}")
     try:
         return _DECODERS[f.kind].decode(f.meta)  # type: ignore[no-any-return]
     except msgspec.MsgspecError as e:
-        raise BadRecord(f"{struct_type.__name__} does not decode: {e}") from e
+        raise BadRecord(key, f"{struct_type.__name__} does not decode: {e}") from e
 
 
 def unpack(key: bytes, value: bytes | memoryview, struct_type: type[S]) -> S:
-    """`decode(unframe(key, value))`."""
-    return decode(unframe(key, value), struct_type)
+    """`decode(key, unframe(key, value))`."""
+    return decode(key, unframe(key, value), struct_type)

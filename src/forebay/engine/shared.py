@@ -5,6 +5,7 @@ A page (4,096 bytes of a file mapped by every process, all fields aligned 8-byte
     word 0         the published sequence number: commits up to it have their quorum
     word 1         the change counter of the drive states: a cached view is stale when it moved
     word 8 + p     state of drive p
+    word 32 + p    how often drive p was admitted again: a handle opened before must be opened afresh
 
 Words are written only under the set lock (or, for states, by an atomic aligned store), so a reader needs none. The lock is an open-file-description lock on
 byte `set_index` of the file: the kernel frees it when its holder dies. Nothing here outlives the server: after a start everything is
@@ -28,7 +29,8 @@ PAGE_BYTES = 4096
 SETS_MAX = 64
 _F_OFD_SETLKW = 38
 _FLOCK = struct.Struct("hhqqi4x")
-_PUBLISHED, _CHANGES, _STATES = 0, 1, 8
+_PUBLISHED, _CHANGES, _STATES, _EPOCHS = 0, 1, 8, 32
+_WORDS = PAGE_BYTES // 8
 
 
 class DriveState(IntEnum):
@@ -71,25 +73,34 @@ class SharedState:
 
     def published(self, set_index: int) -> int:
         """The newest sequence number that has its quorum."""
-        return self._words[set_index * 512 + _PUBLISHED]
+        return self._words[set_index * _WORDS + _PUBLISHED]
 
     def publish(self, set_index: int, seq: int) -> None:
         """Under the set lock: commits up to `seq` may be read and acknowledged."""
         assert seq >= self.published(set_index)
-        self._words[set_index * 512 + _PUBLISHED] = seq
+        self._words[set_index * _WORDS + _PUBLISHED] = seq
 
     def changes(self, set_index: int) -> int:
         """Moves whenever a drive's state does."""
-        return self._words[set_index * 512 + _CHANGES]
+        return self._words[set_index * _WORDS + _CHANGES]
 
     def state(self, set_index: int, position: int) -> DriveState:
         """Of one drive."""
-        return DriveState(self._words[set_index * 512 + _STATES + position])
+        return DriveState(self._words[set_index * _WORDS + _STATES + position])
 
     def set_state(self, set_index: int, position: int, state: DriveState) -> None:
         """Tell every process."""
-        self._words[set_index * 512 + _STATES + position] = state
-        self._words[set_index * 512 + _CHANGES] += 1
+        self._words[set_index * _WORDS + _STATES + position] = state
+        self._words[set_index * _WORDS + _CHANGES] += 1
+
+    def epoch(self, set_index: int, position: int) -> int:
+        """How often the drive was admitted again."""
+        return self._words[set_index * _WORDS + _EPOCHS + position]
+
+    def admit_again(self, set_index: int, position: int, state: DriveState) -> None:
+        """The folder behind the drive may be another one now: every process opens it afresh."""
+        self._words[set_index * _WORDS + _EPOCHS + position] += 1
+        self.set_state(set_index, position, state)
 
     @contextmanager
     def lock(self, set_index: int) -> Iterator[None]:

@@ -1,0 +1,95 @@
+"""Threads that belong to a drive, and waiting for several of them with a time limit.
+
+A drive that hangs must not hang the store. Every call that can block on a drive runs on one of its lanes, and whoever waits for the drives
+of a set stops waiting at a deadline. A lane whose call never returns is abandoned: its thread is a daemon, and the drive gets new lanes
+when it is admitted again.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from queue import SimpleQueue
+
+
+class Gather:
+    """Collects the outcomes of calls by position. `outcomes[p]` is the value returned or the exception raised."""
+
+    def __init__(self, expected: int) -> None:
+        """`expected` calls will report."""
+        self.outcomes: dict[int, object] = {}
+        self._missing = expected
+        self._mutex = threading.Lock()
+        self._finished = threading.Lock()
+        self._finished.acquire()
+        self._callbacks: list[Callable[[], object]] = []
+        if not expected:
+            self._finished.release()
+
+    def report(self, position: int, outcome: object) -> None:
+        """Called once by each call."""
+        with self._mutex:
+            self.outcomes[position] = outcome
+            self._missing -= 1
+            if self._missing:
+                return
+            self._finished.release()
+            callbacks, self._callbacks = self._callbacks, []
+        for callback in callbacks:
+            callback()
+
+    def when_finished(self, callback: Callable[[], object]) -> None:
+        """Call `callback` once every call has reported, at once if they have; it must not block or raise."""
+        with self._mutex:
+            if self._missing:
+                self._callbacks.append(callback)
+                return
+        callback()
+
+    def wait(self, timeout_s: float) -> dict[int, object]:
+        """The outcomes so far, once all are there or the time is up."""
+        if self._finished.acquire(timeout=timeout_s):
+            self._finished.release()
+        with self._mutex:
+            return dict(self.outcomes)
+
+
+class Lanes:
+    """A few threads for one drive, started when first needed."""
+
+    def __init__(self, name: str, threads: int) -> None:
+        """`threads` calls may be at the drive at once; more wait in order."""
+        self._name = name
+        self._threads = threads
+        self._queue: SimpleQueue[tuple[Gather, int, Callable[[], object]] | None] = SimpleQueue()
+        self._started = False
+        self._mutex = threading.Lock()
+
+    def submit(self, gather: Gather, position: int, call: Callable[[], object]) -> None:
+        """Have `call` made, its outcome reported to `gather`."""
+        if not self._started:
+            self._start()
+        self._queue.put((gather, position, call))
+
+    def close(self) -> None:
+        """Let the threads end after what is queued."""
+        for _ in range(self._threads):
+            self._queue.put(None)
+
+    def _start(self) -> None:
+        with self._mutex:
+            if self._started:
+                return
+            for i in range(self._threads):
+                threading.Thread(target=self._run, name=f"{self._name}-{i}", daemon=True).start()
+            self._started = True
+
+    def _run(self) -> None:
+        while (job := self._queue.get()) is not None:
+            gather, position, call = job
+            try:
+                outcome: object = call()
+            except Exception as e:
+                outcome = e
+            gather.report(position, outcome)
+            del job, gather, call, outcome  # a lane that waits must not keep buffers alive

@@ -1,0 +1,117 @@
+"""Reading versions from one drive's index, as of the published sequence number.
+
+A version is *visible* if its commit is published and it is not deleted by a published commit. Of the null versions of a key only the
+newest counts, deleted or not: older ones are superseded and wait to be reaped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from forebay.drive import Cursor, Drive
+from forebay.engine import keyspace
+from forebay.engine.records import DELETE_MARKER, NULL_VERSION, Bucket, Frame, Version, decode, unframe
+
+
+class Entry(NamedTuple):
+    """A version as an index holds it. `frame` owns its memory."""
+
+    key: bytes  # of the index
+    seq: int
+    flags: int
+    frame: Frame
+
+    @property
+    def is_null(self) -> bool:
+        """Written while versioning was off or suspended."""
+        return bool(self.flags & NULL_VERSION)
+
+    @property
+    def is_delete_marker(self) -> bool:
+        """No object, only the fact that there is none."""
+        return bool(self.flags & DELETE_MARKER)
+
+    def version(self) -> Version:
+        """The decoded record."""
+        return decode(self.key, self.frame, Version)
+
+
+class Found(NamedTuple):
+    """A visible version with what it takes to read it."""
+
+    bucket: Bucket
+    key: bytes  # of S3
+    entry: Entry
+    version: Version
+    is_latest: bool
+
+    @property
+    def version_id(self) -> str | None:
+        """As shown to clients: None in a bucket that never had versioning, "null" for null versions elsewhere."""
+        if self.entry.is_null:
+            return "null" if self.bucket.versioning else None
+        return keyspace.version_id(self.entry.seq, self.version.random)
+
+
+class Visibility:
+    """Decides, entry by entry in index order within one key, which are visible."""
+
+    def __init__(self, published: int) -> None:
+        """`published` is the newest commit to be seen."""
+        self._published = published
+        self._null_seen = False
+
+    def next_key(self) -> None:
+        """The entries that follow belong to another key."""
+        self._null_seen = False
+
+    def admits(self, seq: int, flags: int, deleted_seq: int) -> bool:
+        """Whether this entry is visible; call once for each, newest first."""
+        if seq > self._published:
+            return False
+        if flags & NULL_VERSION:
+            if self._null_seen:
+                return False
+            self._null_seen = True
+        return not deleted_seq or deleted_seq > self._published
+
+
+def entries(cursor: Cursor, prefix: bytes, published: int) -> Iterator[Entry]:
+    """The visible versions of one key, newest first; `prefix` is its `keyspace.entry_prefix`."""
+    visibility = Visibility(published)
+    here = cursor.seek(prefix)
+    while here and (key := cursor.key).startswith(prefix):
+        seq, flags = keyspace.version_suffix(key)
+        if seq <= published:
+            frame = unframe(key, bytes(cursor.value))
+            if visibility.admits(seq, flags, frame.deleted_seq):
+                yield Entry(key, seq, flags, frame)
+        here = cursor.next()
+
+
+def newest(drive: Drive, prefix: bytes, published: int) -> Entry | None:
+    """The current version of a key, a delete marker included."""
+    with drive.cursor() as cursor:
+        return next(entries(cursor, prefix, published), None)
+
+
+def null_version(drive: Drive, prefix: bytes, published: int) -> Entry | None:
+    """The null version of a key, a delete marker included."""
+    with drive.cursor() as cursor:
+        return next((e for e in entries(cursor, prefix, published) if e.is_null), None)
+
+
+def by_version_id(drive: Drive, prefix: bytes, seq: int, random: bytes, published: int) -> Entry | None:
+    """The version with this id, a delete marker included."""
+    start = prefix + keyspace.version_key(b"", seq, 0)[:8]
+    with drive.cursor() as cursor:
+        if seq > published or not cursor.seek(start) or not cursor.key.startswith(start):
+            return None
+        key = cursor.key
+        frame = unframe(key, bytes(cursor.value))
+    _, flags = keyspace.version_suffix(key)
+    entry = Entry(key, seq, flags, frame)
+    if entry.is_null or not Visibility(published).admits(seq, flags, frame.deleted_seq) or entry.version().random != random:
+        return None
+    return entry
