@@ -197,9 +197,7 @@ def decode(data: bytes, format_name: str, record: type[_Record], where: str) -> 
     if envelope.format != format_name:
         raise FormatUnknown(f"{where} says it is {envelope.format!r}, not {format_name!r}")
     if envelope.version > VERSION:
-        raise FormatUnknown(
-            f"{where} has format version {envelope.version}; this Forebay reads up to {VERSION}. Upgrade it"
-        )
+        raise FormatUnknown(f"{where} has format version {envelope.version}; this Forebay reads up to {VERSION}. Upgrade it")
     if f"{crc64nvme(bytes(envelope.body)):016x}" != envelope.crc64nvme:
         raise CheckpointCorrupt(f"{where} fails its own checksum")
     try:

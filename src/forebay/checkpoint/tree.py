@@ -90,9 +90,7 @@ def _split_dict(path: Path, obj: dict[Any, Any]) -> _Split:
     return keys, obj.values(), lambda nodes: Mapping(keys, nodes, _DICT_NAMES[cls]), rebuild
 
 
-def _split_fields(
-    kind: str, obj: Any, keys: Iterable[Key], children: list[Any], rebuild: Callable[[list[Any]], Any]
-) -> _Split:
+def _split_fields(kind: str, obj: Any, keys: Iterable[Key], children: list[Any], rebuild: Callable[[list[Any]], Any]) -> _Split:
     name, keys = f"{type(obj).__module__}.{type(obj).__qualname__}", tuple(keys)
     return keys, children, lambda nodes: Fields(kind, name, keys, nodes), rebuild
 
@@ -175,7 +173,7 @@ def encode_key(path: Path, key: Any) -> Key:
     if key is None:
         return TypedKey("none", "")
     if type(key) in (int, bool, float, bytes):
-        text = key.hex() if isinstance(key, float | bytes) else str(key)
+        text = key.hex() if isinstance(key, float | bytes) else str(key) if abs(key) < 2**64 else hex(key)
         return TypedKey(type(key).__name__, text)
     if type(key) is tuple:
         parts = [encode_key(path, part) for part in key]
@@ -187,9 +185,7 @@ def encode_key(path: Path, key: Any) -> Key:
 
 
 def _tuple_text(parts: list[Key]) -> str:
-    return json.dumps(
-        [[part.kind, part.text] if isinstance(part, TypedKey) else part for part in parts], ensure_ascii=False
-    )
+    return json.dumps([[part.kind, part.text] if isinstance(part, TypedKey) else part for part in parts], ensure_ascii=False)
 
 
 def decode_key(key: Key) -> Any:
@@ -200,7 +196,7 @@ def decode_key(key: Key) -> Any:
         case "none":
             return None
         case "int":
-            return int(key.text)
+            return int(key.text, 0)
         case "bool":
             return key.text == "True"
         case "float":

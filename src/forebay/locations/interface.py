@@ -60,8 +60,8 @@ class Upload(Protocol):
     def write_part(self, index: int, buffers: Sequence[Buffer]) -> None:
         """Write one part from `buffers`, one after another. They are read until this returns, and not after it."""
 
-    def copy_part(self, index: int, source_key: str, source_etag: str, source_offset: int, size_bytes: int) -> bool:
-        """Let the location copy the part from another object of its own, if that still has `source_etag`.
+    def copy_part(self, index: int, source: Location, source_key: str, *, offset: int, size_bytes: int, etag: str) -> bool:
+        """Let the store copy the part from `offset` of an object of `source`, if that still has the entity tag `etag`.
 
         False: not possible here, and nothing was done; the caller writes the part itself.
         """
@@ -83,12 +83,14 @@ class Location(Protocol):
     """The part size at which uploads and reads go well here."""
     part_bytes_min: int
     """The smallest part that is not the last, and a divisor of every part size."""
-    copies_parts: bool
-    """Whether `Upload.copy_part` can work here."""
     aligned_writes: bool
     """Whether parts are written fastest from page-aligned buffers (direct I/O), so that copying into them first
     pays.
     """
+
+    @property
+    def copies_parts(self) -> bool:
+        """Whether `Upload.copy_part` can work here."""
 
     def child(self, prefix: str) -> Location:
         """The location `prefix` deeper. It shares connections with this one and needs no closing of its own."""
@@ -111,7 +113,7 @@ class Location(Protocol):
     def head(self, key: str) -> Entry | None:
         """The object, or None if there is none."""
 
-    def list(self, prefix: str = "") -> Listing:
+    def list_folder(self, prefix: str = "") -> Listing:
         """What is directly under the folder `prefix` (no slash at its end). Empty if there is nothing."""
 
     def walk(self, prefix: str = "") -> Iterator[Entry]:
