@@ -16,6 +16,7 @@ from itertools import count
 from queue import Empty, SimpleQueue
 from threading import Lock
 from types import TracebackType
+from typing import overload
 
 PAGE_BYTES = 4096
 HUGE_PAGE_BYTES = 2 << 20
@@ -47,9 +48,7 @@ class Slot:
         """The slot itself; it is released at the end of the block."""
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         """Release it."""
         self.release()
 
@@ -72,6 +71,12 @@ class Arena:
         self._free = list(range(slots - 1, -1, -1))  # a stack: the slot used last is the one most likely in cache
         self._waiters: OrderedDict[int, Waiter] = OrderedDict()
         self._tickets = count()
+
+    @overload
+    def acquire(self, timeout_s: None = None) -> Slot: ...
+
+    @overload
+    def acquire(self, timeout_s: float) -> Slot | None: ...
 
     def acquire(self, timeout_s: float | None = None) -> Slot | None:
         """A slot, in the order of asking; waits at most `timeout_s` (None: for ever) and returns None after that."""

@@ -81,8 +81,8 @@ class DirectFile:
     def write_tail(self, view: memoryview, size_bytes: int, offset: int) -> None:
         """Write the first `size_bytes` of `view` as the end of the file, at an aligned `offset`.
 
-        `view` has room for `aligned_length(size_bytes)`: what follows the tail is overwritten with zeros, written, and cut
-        off again.
+        `view` has room for `aligned_length(size_bytes)`: what follows the tail is overwritten with zeros, written, and
+        cut off again.
         """
         padded_bytes = aligned_length(size_bytes)
         if len(view) < padded_bytes:
@@ -122,9 +122,7 @@ class DirectFile:
             raise ValueError("buffers must be views of bytes: use memoryview.cast('B')")
         if self.is_direct and (offset % ALIGNMENT_BYTES or not all(map(_is_aligned, views))):
             lengths = [len(view) for view in views]
-            raise ValueError(
-                f"direct I/O of {lengths} at {offset}: lengths, addresses and offset must be multiples of 4096"
-            )
+            raise ValueError(f"direct I/O of {lengths} at {offset}: lengths, addresses and offset must be multiples of 4096")
 
 
 def _is_aligned(view: memoryview) -> bool:

@@ -1,5 +1,6 @@
 """One drive: its identity, its index, its shard files, and the seam where faults are injected."""
 
+from forebay.drive.crash import crash_point
 from forebay.drive.filesystem import FolderKind, classify_folder, filesystem_identity
 from forebay.drive.interface import (
     FORMAT_VERSION,
@@ -29,5 +30,6 @@ __all__ = [
     "ShardWriter",
     "Space",
     "classify_folder",
+    "crash_point",
     "filesystem_identity",
 ]

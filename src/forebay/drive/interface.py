@@ -150,8 +150,9 @@ class Drive(Protocol):
     def commit(self, seq: int, puts: Sequence[tuple[bytes, bytes]], deletes: Sequence[bytes]) -> None:
         """Apply `deletes`, then `puts`, as one durable transaction that also stores `seq`.
 
-        Returns when it is on stable storage; on any exception nothing of it is visible here. A `seq` below the stored one is
-        refused with `ValueError`; the same one is accepted again. Deleting what is not there is no error.
+        Returns when it is on stable storage. After DriveFull nothing of it has happened; after DriveFailed it may turn out
+        either way when the drive is opened again, and `seq` says which. A `seq` below the stored one is refused with
+        ValueError; the same one is accepted again. Deleting what is not there is no error.
         """
 
     # shards
