@@ -61,6 +61,7 @@ _KINDS = {
 _HEADERS = {HEADER_PREFIX + algorithm.lower(): algorithm for algorithm in Algorithm}
 # Headers that begin like a checksum's and are none.
 _OTHER_HEADERS = frozenset(("x-amz-checksum-mode", "x-amz-checksum-algorithm", "x-amz-checksum-type"))
+_NOT_BUILT = frozenset(("md5", "sha512", "xxhash128", "xxhash3", "xxhash64"))  # S3 has these besides
 # What CreateMultipartUpload may ask for; the first type is the default.
 _UPLOAD_TYPES: dict[Algorithm, tuple[ChecksumType, ...]] = {
     Algorithm.CRC32: (ChecksumType.COMPOSITE, ChecksumType.FULL_OBJECT),
@@ -205,8 +206,7 @@ def request_checksum(headers: Mapping[str, str]) -> RequestChecksum | None:
         if sdk_algorithm is not None:
             raise StoreError(
                 "InvalidRequest",
-                "x-amz-sdk-checksum-algorithm specified, but no corresponding x-amz-checksum-* or x-amz-trailer headers "
-                "were found.",
+                "x-amz-sdk-checksum-algorithm specified, but no corresponding x-amz-checksum-* or x-amz-trailer headers were found.",
             )
         return None
     if len(found) + (trailer is not None) > 1:
@@ -216,6 +216,8 @@ def request_checksum(headers: Mapping[str, str]) -> RequestChecksum | None:
     if algorithm is None:
         if trailer is not None:
             raise StoreError("InvalidRequest", "The value specified in the x-amz-trailer header is not supported")
+        if name.removeprefix(HEADER_PREFIX) in _NOT_BUILT:
+            raise StoreError("NotImplemented", f"The checksum header {name} is not implemented.", Header=name)
         raise _bad_value(name)
     if sdk_algorithm is not None and sdk_algorithm.upper() != algorithm:
         raise StoreError("InvalidRequest", "Value for x-amz-sdk-checksum-algorithm header is invalid.")
@@ -278,8 +280,7 @@ def checksum_algorithm(headers: Mapping[str, str]) -> Algorithm | None:
     if text.upper() not in Algorithm.__members__:
         raise StoreError(
             "InvalidRequest",
-            "Checksum algorithm provided is unsupported. Please try again with any of the valid types: "
-            f"[{', '.join(Algorithm)}]",
+            f"Checksum algorithm provided is unsupported. Please try again with any of the valid types: [{', '.join(Algorithm)}]",
         )
     return Algorithm(text.upper())
 
@@ -295,9 +296,7 @@ def checksum_type(headers: Mapping[str, str]) -> ChecksumType | None:
 
 
 def _several() -> StoreError:
-    return StoreError(
-        "InvalidRequest", "Expecting a single x-amz-checksum- header. Multiple checksum Types are not allowed."
-    )
+    return StoreError("InvalidRequest", "Expecting a single x-amz-checksum- header. Multiple checksum Types are not allowed.")
 
 
 def _bad_value(name: str) -> StoreError:
@@ -310,12 +309,17 @@ def _bad_value(name: str) -> StoreError:
 def object_checksum(headers: Mapping[str, str]) -> Checksum | None:
     """x-amz-checksum-* of CompleteMultipartUpload, which is the object's, not the document's, and may be composite.
 
-    Raises StoreError InvalidRequest.
+    Raises StoreError: InvalidRequest (more than one), BadDigest (a value that no object can have).
     """
     found = [(algorithm, headers[name]) for name, algorithm in _HEADERS.items() if name in headers]
     if len(found) > 1:
         raise _several()
-    return parse_checksum(*found[0]) if found else None
+    if not found:
+        return None
+    try:
+        return parse_checksum(*found[0])
+    except StoreError as error:
+        raise StoreError("BadDigest", error.message) from None
 
 
 class PayloadCheck:

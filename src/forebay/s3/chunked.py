@@ -83,9 +83,7 @@ def open_body(request: Request, verified: Verified, *, required: bool = False) -
     has_trailer = verified.payload is not PayloadMode.SIGNED_CHUNKS
     if not has_trailer and "x-amz-trailer" in request.headers:
         raise StoreError("InvalidRequest", "The x-amz-trailer header needs a payload mode with a trailer.")
-    return _NestedBody(
-        outer, _AwsChunkedBody(size_bytes, verified.chunk_signer, request.headers.get("x-amz-trailer"), has_trailer)
-    )
+    return _NestedBody(outer, _AwsChunkedBody(size_bytes, verified.chunk_signer, request.headers.get("x-amz-trailer"), has_trailer))
 
 
 def decoded_length(request: Request, verified: Verified) -> int | None:
@@ -396,6 +394,4 @@ def _bad_framing(message: str) -> StoreError:
 
 
 def _malformed_trailer(message: str) -> StoreError:
-    return StoreError(
-        "MalformedTrailerError", f"The request contained trailing data that was not well-formed. {message}"
-    )
+    return StoreError("MalformedTrailerError", f"The request contained trailing data that was not well-formed. {message}")

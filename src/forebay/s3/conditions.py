@@ -1,7 +1,8 @@
 """Conditional requests: pure functions of the object's current state.
 
-Sources: RFC 9110 section 13, https://docs.aws.amazon.com/AmazonS3/latest/userguide/conditional-requests.html. As S3 does, dates are compared in whole
-seconds and a date that cannot be read is ignored on reads, but refused on deletes, where ignoring it would lose data.
+Sources: RFC 9110 section 13, https://docs.aws.amazon.com/AmazonS3/latest/userguide/conditional-requests.html.
+As S3 does, dates are compared in whole seconds and a date that cannot be read is ignored on reads, but refused on deletes,
+where ignoring it would lose data.
 """
 
 from __future__ import annotations
@@ -40,8 +41,8 @@ class WriteCondition(NamedTuple):
     def check(self, current: Current | None) -> None:
         """`current` is None if the key has no object, or a delete marker. Raises StoreError: PreconditionFailed, NoSuchKey.
 
-        A write with If-Match to a key without an object is NoSuchKey, a delete PreconditionFailed. Size and time of an object that is not there
-        do not stop a delete.
+        A write with If-Match to a key without an object is NoSuchKey, a delete PreconditionFailed. Size and time of an
+        object that is not there do not stop a delete.
         """
         if self.if_match is not None:
             if current is None and not self.delete:
@@ -90,9 +91,7 @@ def make_delete_condition(if_match: str | None, size: str | None, last_modified:
         mtime_s = parse_http_date(last_modified)
         if mtime_s is None:
             raise _invalid("x-amz-if-match-last-modified-time", last_modified)
-    return WriteCondition(
-        _required_etags("If-Match", if_match), if_match_size_bytes=size_bytes, if_match_mtime_s=mtime_s, delete=True
-    )
+    return WriteCondition(_required_etags("If-Match", if_match), if_match_size_bytes=size_bytes, if_match_mtime_s=mtime_s, delete=True)
 
 
 def check_read(headers: Mapping[str, str], current: Current) -> None:

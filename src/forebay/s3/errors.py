@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from forebay.errors import StoreError
-from forebay.s3 import xml
+from forebay.s3 import xml_responses
 
 
 class ErrorAnswer(NamedTuple):
@@ -32,11 +32,11 @@ ERRORS: dict[str, ErrorKind] = {
     for code, status, message in (
         ("AccessControlListNotSupported", 400, "The bucket does not allow ACLs."),
         ("AccessDenied", 403, "Access Denied"),
+        ("AccessForbidden", 403, "CORSResponse: This request is not allowed."),
         (
             "AuthorizationHeaderMalformed",
             400,
-            "The authorization header is malformed; it must be an AWS4-HMAC-SHA256 header with Credential, "
-            "SignedHeaders and Signature.",
+            "The authorization header is malformed; it must be an AWS4-HMAC-SHA256 header with Credential, SignedHeaders and Signature.",
         ),
         (
             "AuthorizationQueryParametersError",
@@ -192,4 +192,4 @@ def error_document(error: StoreError, resource: str, request_id: str, host_id: s
         ("RequestId", request_id),
         ("HostId", host_id),
     ]
-    return ErrorAnswer(status, {"Content-Type": "application/xml", **error.headers}, xml.error(fields))
+    return ErrorAnswer(status, {"Content-Type": "application/xml", **error.headers}, xml_responses.error(fields))

@@ -1,7 +1,7 @@
 """Names, limits and times as S3 writes them.
 
-Sources: https://docs.aws.amazon.com/AmazonS3/latest/userguide/bucketnamingrules.html, object-keys.html, UsingMetadata.html and object-tagging.html;
-RFC 9110 section 5.6.7 for dates.
+Sources: https://docs.aws.amazon.com/AmazonS3/latest/userguide/bucketnamingrules.html, object-keys.html,
+UsingMetadata.html and object-tagging.html; RFC 9110 section 5.6.7 for dates.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ def check_bucket_name(name: str) -> None:
     ):
         raise StoreError(
             "InvalidBucketName",
-            "The specified bucket is not valid: a name has 3 to 63 lower-case letters, digits, hyphens and dots, each label begins and ends "
-            "with a letter or digit, and it is no IP address and no reserved form.",
+            "The specified bucket is not valid: a name has 3 to 63 lower-case letters, digits, hyphens and dots, each label begins and "
+            "ends with a letter or digit, and it is no IP address and no reserved form.",
             BucketName=name,
         )
 
@@ -62,11 +62,7 @@ def check_key(key: str) -> None:
 
 def user_metadata(headers: Mapping[str, str]) -> dict[str, str]:
     """x-amz-meta-* without the prefix. Raises StoreError MetadataTooLarge."""
-    metadata = {
-        name[len(USER_METADATA_PREFIX) :]: value
-        for name, value in headers.items()
-        if name.startswith(USER_METADATA_PREFIX)
-    }
+    metadata = {name[len(USER_METADATA_PREFIX) :]: value for name, value in headers.items() if name.startswith(USER_METADATA_PREFIX)}
     if metadata:
         size_bytes = sum(len(name) + len(value) for name, value in metadata.items())
         if size_bytes > USER_METADATA_BYTES_MAX:
@@ -165,10 +161,7 @@ _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 def http_date(time_s: int) -> str:
     """`Sun, 06 Nov 1994 08:49:37 GMT`."""
     t = time.gmtime(time_s)
-    return (
-        f"{_WEEKDAYS[t.tm_wday]}, {t.tm_mday:02} {_MONTHS[t.tm_mon - 1]} {t.tm_year:04} "
-        f"{t.tm_hour:02}:{t.tm_min:02}:{t.tm_sec:02} GMT"
-    )
+    return f"{_WEEKDAYS[t.tm_wday]}, {t.tm_mday:02} {_MONTHS[t.tm_mon - 1]} {t.tm_year:04} {t.tm_hour:02}:{t.tm_min:02}:{t.tm_sec:02} GMT"
 
 
 @functools.lru_cache(maxsize=1024)

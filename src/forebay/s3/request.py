@@ -173,7 +173,7 @@ def _absolute_form(path: bytes, headers: dict[str, str]) -> bytes:
     scheme, slashes, rest = path.partition(b"://")
     if not slashes or scheme.lower() not in (b"http", b"https"):
         raise StoreError("InvalidURI", URI=path.decode("latin-1"))
-    host, slash, rest = rest.partition(b"/")
+    host, _, rest = rest.partition(b"/")
     headers["host"] = host.decode("latin-1")
     return b"/" + rest
 

@@ -303,10 +303,15 @@ def not_implemented(operation: Operation, request: Request) -> StoreError:
     """The NotImplemented error that answers an operation outside IMPLEMENTED; it names what was asked for."""
     if operation is Operation.UNKNOWN:
         unknown = ", ".join(name for name in request.params if _is_unknown(name)) or ", ".join(request.params)
-        return StoreError(
-            "NotImplemented", f"The query parameter {unknown} is not known to this store.", Header=unknown
-        )
+        return StoreError("NotImplemented", f"The query parameter {unknown} is not known to this store.", Header=unknown)
     return StoreError("NotImplemented", f"{operation} is not implemented.", Header=operation.value)
+
+
+def preflight_error(request: Request) -> StoreError:
+    """What answers OPTIONS, which browsers send unsigned: no bucket has a CORS configuration, so every origin is refused."""
+    if not {"origin", "access-control-request-method"} <= request.headers.keys():
+        return StoreError("BadRequest", "Insufficient information. Origin request header needed.")
+    return StoreError("AccessForbidden", "CORSResponse: CORS is not enabled for this bucket.")
 
 
 def _selector(params: dict[str, str]) -> str:
@@ -339,7 +344,7 @@ def _check_parameters(operation: Operation, selector: str, params: dict[str, str
 
 
 def _is_unknown(name: str) -> bool:
-    return name not in _KNOWN and not name[:2].lower() == "x-"
+    return name not in _KNOWN and name[:2].lower() != "x-"
 
 
 def _invalid(message: str, name: str, value: str) -> StoreError:

@@ -89,9 +89,7 @@ class ChunkSigner:
 
     def sign_chunk(self, chunk_sha256_hex: str) -> str:
         """The signature of the next chunk (the last is empty); it becomes the chain's previous one."""
-        return self._sign(
-            f"AWS4-HMAC-SHA256-PAYLOAD\n{self._scope}\n{self._previous}\n{EMPTY_SHA256}\n{chunk_sha256_hex}"
-        )
+        return self._sign(f"AWS4-HMAC-SHA256-PAYLOAD\n{self._scope}\n{self._previous}\n{EMPTY_SHA256}\n{chunk_sha256_hex}")
 
     def sign_trailer(self, trailer: bytes) -> str:
         """The signature over the trailer's `name:value\\n` lines, after the last chunk's."""
@@ -169,9 +167,7 @@ class Verifier:
         if abs(now_s - time_s) > SKEW_S_MAX:
             raise _skewed(amz_date, now_s)
         if not amz_date.startswith(scope.day):
-            raise StoreError(
-                "AuthorizationHeaderMalformed", f"Invalid credential date {scope.day}. It is not of the request's day."
-            )
+            raise StoreError("AuthorizationHeaderMalformed", f"Invalid credential date {scope.day}. It is not of the request's day.")
         payload = headers.get("x-amz-content-sha256")
         if payload is None:
             raise StoreError("InvalidRequest", "Missing required header for this request: x-amz-content-sha256")
@@ -204,9 +200,7 @@ class Verifier:
         payload = in_query or headers.get("x-amz-content-sha256", UNSIGNED)
         signed_payload = payload if in_query or "x-amz-content-sha256" in names else UNSIGNED
         query = _canonical_query([pair for pair in request.query if pair[0] != "X-Amz-Signature"])
-        canonical = _canonical_request(
-            request.method, request.path, query, headers, names, signed_headers, signed_payload
-        )
+        canonical = _canonical_request(request.method, request.path, query, headers, names, signed_headers, signed_payload)
         self._compare(canonical, amz_date, scope, signature)
         return _verified(scope, payload, amz_date, signature)
 
@@ -220,9 +214,7 @@ class Verifier:
             raise StoreError(malformed, "The credential is not access-key/yyyymmdd/region/s3/aws4_request.")
         day, region, service, terminal = rest
         if region != self._region:
-            raise StoreError(
-                malformed, f"The region '{region}' is wrong; expecting '{self._region}'", Region=self._region
-            )
+            raise StoreError(malformed, f"The region '{region}' is wrong; expecting '{self._region}'", Region=self._region)
         if service != SERVICE or terminal != "aws4_request" or len(day) != 8:
             raise StoreError(malformed, f"Wrong credential scope '{'/'.join(rest)}'; it must end in /s3/aws4_request.")
         secret_key = self._secret_of(access_key)
@@ -314,13 +306,9 @@ def _parse_authorization(authorization: str) -> _Authorization:
         fields[name] = value
     try:
         signed_headers = fields["SignedHeaders"]
-        return _Authorization(
-            fields["Credential"], signed_headers, tuple(signed_headers.split(";")), fields["Signature"]
-        )
+        return _Authorization(fields["Credential"], signed_headers, tuple(signed_headers.split(";")), fields["Signature"])
     except KeyError as missing:
-        raise StoreError(
-            "AuthorizationHeaderMalformed", f"The authorization header has no {missing.args[0]}."
-        ) from None
+        raise StoreError("AuthorizationHeaderMalformed", f"The authorization header has no {missing.args[0]}.") from None
 
 
 def _check_signed(names: tuple[str, ...], headers: Mapping[str, str]) -> None:
@@ -366,9 +354,7 @@ def _check_expiry(amz_date: str, expires: str, now_s: float) -> None:
     if time_s > now_s + SKEW_S_MAX:
         raise StoreError("AccessDenied", "Request is not valid yet", ServerTime=_amz_date(now_s))
     if now_s > time_s + expires_s:
-        raise StoreError(
-            "AccessDenied", "Request has expired", Expires=_amz_date(time_s + expires_s), ServerTime=_amz_date(now_s)
-        )
+        raise StoreError("AccessDenied", "Request has expired", Expires=_amz_date(time_s + expires_s), ServerTime=_amz_date(now_s))
 
 
 def _verified(scope: _Scope, payload: str, amz_date: str, signature: str) -> Verified:
@@ -512,9 +498,7 @@ def _sign(
     pairs = [(_unquote(name), _unquote(value)) for name, _, value in query]
     names = tuple(sorted(headers))
     signed_headers = ";".join(names)
-    canonical = _canonical_request(
-        method, path.encode(), _canonical_query(pairs), headers, names, signed_headers, payload_sha256
-    )
+    canonical = _canonical_request(method, path.encode(), _canonical_query(pairs), headers, names, signed_headers, payload_sha256)
     scope = _scope_text(credentials, amz_date)
     string_to_sign = f"{ALGORITHM}\n{amz_date}\n{scope}\n{sha256(canonical).hexdigest()}"
     key = derive_signing_key(credentials.secret_key, amz_date[:8], credentials.region)

@@ -26,11 +26,7 @@ def decode_token(token: str) -> str:
     try:
         data = base64.b64decode(token.encode("ascii"), altchars=b"-_", validate=True)
         raw = data[5:]
-        if (
-            len(token) <= TOKEN_CHARS_MAX
-            and data[0] == FORMAT
-            and int.from_bytes(data[1:5], "big") == binascii.crc32(raw)
-        ):
+        if len(token) <= TOKEN_CHARS_MAX and data[0] == FORMAT and int.from_bytes(data[1:5], "big") == binascii.crc32(raw):
             return raw.decode()
     except (ValueError, IndexError):
         pass  # answered below, like a wrong checksum

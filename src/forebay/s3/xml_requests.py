@@ -1,0 +1,222 @@
+"""The XML documents that clients send: a safe parser and one function a document.
+
+A document type (which could define entities), deep nesting and unknown roots are MalformedXML; so are elements that
+come twice where one is meant. Elements that S3 does not know are ignored, as S3 does. Sizes are limited per document.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import NamedTuple
+from xml.parsers import expat
+
+from forebay.errors import StoreError
+from forebay.s3.checksums import Algorithm, Checksum, parse_checksum
+from forebay.s3.conditions import WriteCondition, make_delete_condition
+from forebay.s3.names import PART_NUMBER_MAX, check_tags
+
+COMPLETE_BYTES_MAX = 4 * 1024 * 1024  # 10,000 parts with checksums take 2 MiB
+DELETE_BYTES_MAX = 4 * 1024 * 1024  # 1,000 keys of 1,024 bytes, some of them escaped
+SMALL_DOCUMENT_BYTES_MAX = 64 * 1024
+DELETE_OBJECTS_MAX = 1000
+DEPTH_MAX = 8  # the deepest document, Tagging, has 4
+
+
+class CompletedPart(NamedTuple):
+    """One part of CompleteMultipartUpload."""
+
+    number: int
+    etag: str
+    checksum: Checksum | None
+
+
+def parse_complete_multipart(body: bytes) -> list[CompletedPart]:
+    """1 … 10,000 parts in ascending order.
+
+    Raises StoreError: MalformedXML, InvalidPartOrder, InvalidArgument (part number), InvalidRequest (checksum).
+    """
+    root = _parse(body, "CompleteMultipartUpload", COMPLETE_BYTES_MAX)
+    parts = [_completed_part(element) for element in root.all("Part")]
+    if not 1 <= len(parts) <= PART_NUMBER_MAX:
+        raise _malformed()
+    if any(later.number <= part.number for part, later in itertools.pairwise(parts)):
+        raise StoreError("InvalidPartOrder")
+    return parts
+
+
+def _completed_part(element: _Element) -> CompletedPart:
+    number = element.required_text("PartNumber").strip()
+    if not (number.isascii() and number.isdigit() and len(number) <= 9):
+        raise _malformed()
+    if not 1 <= int(number) <= PART_NUMBER_MAX:
+        raise StoreError(
+            "InvalidArgument",
+            f"PartNumber must be an integer between 1 and {PART_NUMBER_MAX}, inclusive",
+            ArgumentName="PartNumber",
+            ArgumentValue=number,
+        )
+    checksums = [(algorithm, element.text_of(f"Checksum{algorithm}")) for algorithm in Algorithm]
+    given = [(algorithm, text.strip()) for algorithm, text in checksums if text]
+    if len(given) > 1:
+        raise StoreError("InvalidRequest", "A part has more than one checksum.")
+    checksum = parse_checksum(*given[0]) if given else None
+    return CompletedPart(int(number), element.required_text("ETag").strip().strip('"'), checksum)
+
+
+class ObjectToDelete(NamedTuple):
+    """One entry of DeleteObjects. `condition` is None if it is deleted whatever it is."""
+
+    key: str
+    version_id: str | None
+    condition: WriteCondition | None = None
+
+
+class DeleteRequest(NamedTuple):
+    """DeleteObjects' document."""
+
+    objects: list[ObjectToDelete]
+    quiet: bool
+
+
+def parse_delete(body: bytes) -> DeleteRequest:
+    """1 … 1,000 objects. Keys over S3's length are not refused here: they fail one by one.
+
+    Raises StoreError: MalformedXML, InvalidArgument (a condition that cannot be read).
+    """
+    root = _parse(body, "Delete", DELETE_BYTES_MAX)
+    objects = [
+        ObjectToDelete(
+            element.required_text("Key"),
+            element.text_of("VersionId") or None,
+            make_delete_condition(element.text_of("ETag"), element.text_of("Size"), element.text_of("LastModifiedTime")),
+        )
+        for element in root.all("Object")
+    ]
+    if not 1 <= len(objects) <= DELETE_OBJECTS_MAX:
+        raise _malformed()
+    return DeleteRequest(objects, (root.text_of("Quiet") or "").strip().lower() == "true")
+
+
+def parse_create_bucket(body: bytes) -> str | None:
+    """LocationConstraint, or None (an empty body too).
+
+    Raises StoreError: MalformedXML, NotImplemented (directory buckets, tags).
+    """
+    if not body.strip():
+        return None
+    root = _parse(body, "CreateBucketConfiguration", SMALL_DOCUMENT_BYTES_MAX)
+    for name in ("Location", "Bucket", "Tags"):
+        if root.first(name) is not None:
+            raise StoreError("NotImplemented", f"The element {name} of CreateBucketConfiguration is not implemented.")
+    return (root.text_of("LocationConstraint") or "").strip() or None
+
+
+def parse_versioning(body: bytes) -> str:
+    """`Enabled` or `Suspended`.
+
+    Raises StoreError: MalformedXML, IllegalVersioningConfigurationException, NotImplemented (MFA delete).
+    """
+    root = _parse(body, "VersioningConfiguration", SMALL_DOCUMENT_BYTES_MAX)
+    if (root.text_of("MfaDelete") or "Disabled").strip() != "Disabled":
+        raise StoreError("NotImplemented", "MFA delete is not implemented.")
+    status = root.text_of("Status")
+    if status is None:
+        raise StoreError("IllegalVersioningConfigurationException", "The Versioning element must be specified")
+    if status.strip() not in ("Enabled", "Suspended"):
+        raise _malformed()
+    return status.strip()
+
+
+def parse_tagging(body: bytes) -> list[tuple[str, str]]:
+    """Tags in order, checked. Raises StoreError: MalformedXML, InvalidTag."""
+    tag_set = _parse(body, "Tagging", SMALL_DOCUMENT_BYTES_MAX).first("TagSet")
+    if tag_set is None:
+        raise _malformed()
+    tags = [(element.required_text("Key"), element.text_of("Value") or "") for element in tag_set.all("Tag")]
+    check_tags(tags)
+    return tags
+
+
+class _Element:
+    """An element of a parsed document: its name without prefix, its text, its children."""
+
+    __slots__ = ("children", "name", "text")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.text = ""
+        self.children: list[_Element] = []
+
+    def all(self, name: str) -> Iterator[_Element]:
+        return (child for child in self.children if child.name == name)
+
+    def first(self, name: str) -> _Element | None:
+        return next(self.all(name), None)
+
+    def text_of(self, name: str) -> str | None:
+        """The text of the only child of that name, None without one. Raises StoreError MalformedXML if there are two."""
+        found = [child for child in self.children if child.name == name]
+        if len(found) > 1 or (found and found[0].children):
+            raise _malformed()
+        return found[0].text if found else None
+
+    def required_text(self, name: str) -> str:
+        text = self.text_of(name)
+        if not text:
+            raise _malformed()
+        return text
+
+
+class _TreeBuilder:
+    """Builds elements from expat's events; a document type, which could define entities, ends it."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self.root: _Element | None = None
+        self._bytes_max = bytes_max
+        self._open: list[_Element] = []
+
+    def parse(self, body: bytes) -> None:
+        if len(body) > self._bytes_max:
+            raise StoreError("MaxMessageLengthExceeded", MaxMessageLengthBytes=str(self._bytes_max))
+        parser = expat.ParserCreate()
+        parser.buffer_text = True
+        parser.StartElementHandler = self._start
+        parser.EndElementHandler = self._end
+        parser.CharacterDataHandler = self._characters
+        parser.StartDoctypeDeclHandler = self._doctype
+        try:
+            parser.Parse(body, True)
+        except (expat.ExpatError, ValueError, LookupError):  # the last two: encodings that Python cannot decode
+            raise _malformed() from None
+
+    def _start(self, name: str, attributes: dict[str, str]) -> None:
+        if len(self._open) >= DEPTH_MAX:
+            raise _malformed()
+        element = _Element(name.rpartition(":")[2])
+        if self._open:
+            self._open[-1].children.append(element)
+        else:
+            self.root = element
+        self._open.append(element)
+
+    def _end(self, name: str) -> None:
+        self._open.pop()
+
+    def _characters(self, text: str) -> None:
+        self._open[-1].text += text
+
+    def _doctype(self, *_: object) -> None:
+        raise _malformed()
+
+
+def _parse(body: bytes, root_name: str, bytes_max: int) -> _Element:
+    builder = _TreeBuilder(bytes_max)
+    builder.parse(body)
+    if builder.root is None or builder.root.name != root_name:
+        raise _malformed()
+    return builder.root
+
+
+def _malformed() -> StoreError:
+    return StoreError("MalformedXML")
