@@ -35,9 +35,6 @@ class LengthBody:
     def payload_received(self, view: memoryview) -> None:
         self.payload_size -= len(view)
 
-    def abort(self) -> StoreError:
-        return StoreError("IncompleteBody")
-
 
 class ListSink:
     """Collects payload through a small buffer."""

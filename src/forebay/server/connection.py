@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol, TypeVar
 
 from forebay.errors import StoreError
-from forebay.s3.chunked import Body
+from forebay.s3.chunked import Body, incomplete
 from forebay.server.head import HEAD_BYTES_MAX, BadHead, Head, parse_head
 from forebay.server.message import CONTINUE, RequestIds, Response, Stream, encode_head
 from forebay.server.transfer import (
@@ -146,7 +146,7 @@ class Exchange:
         """Decode a body that is here. Raises StoreError."""
         pieces: list[bytes] = []
         if not self._connection.feed(self, body, pieces):
-            raise body.abort()
+            raise incomplete()
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     async def read_body(self, body: Body, bytes_max: int) -> bytes:
@@ -156,7 +156,7 @@ class Exchange:
             if sum(map(len, pieces)) + body.payload_size > bytes_max:
                 raise StoreError("MaxMessageLengthExceeded")
             if not await self._connection.more(self):
-                raise body.abort()
+                raise incomplete()
         data = b"".join(pieces)
         if len(data) > bytes_max:
             raise StoreError("MaxMessageLengthExceeded")

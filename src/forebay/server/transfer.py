@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from forebay.errors import StoreError
-from forebay.s3.chunked import Body
+from forebay.s3.chunked import Body, incomplete
 from forebay.server.message import CONTINUE, Stream
 
 STALL_TIMEOUT_S = 60.0  # a peer that moves no byte for so long has lost its transfer
@@ -73,7 +73,7 @@ def receive_body(wire: Wire, body: Body, sink: Sink, observe: Callable[[memoryvi
             view = space[: min(body.payload_size, RECEIVE_BYTES_MAX)]
             count = wire.recv_into(view)
             if count == 0:
-                raise body.abort()
+                raise incomplete()
             body.payload_received(view[:count])
             observe(view[:count])
             sink.filled(count)
@@ -87,7 +87,7 @@ def feed_framing(wire: Wire, body: Body) -> None:
     """Hand the decoder the framing bytes that it waits for."""
     data = wire.recv(FRAMING_BYTES_MAX)
     if not data:
-        raise body.abort()
+        raise incomplete()
     taken = body.feed(data)
     if taken < len(data):
         wire.give_back(memoryview(data)[taken:])
