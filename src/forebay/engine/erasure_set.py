@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import NamedTuple, TypeVar
 
 from forebay.drive import Drive, crash_point
-from forebay.engine import keyspace
+from forebay.engine import keyspace, recovery
 from forebay.engine.lanes import Gather, Lanes
 from forebay.engine.placement import Geometry
 from forebay.engine.records import BadRecord, Log, pack
@@ -215,8 +216,28 @@ class ErasureSet:
         self.on_bad_record(position, error.key)
 
     def next_seq(self) -> int:
-        """Under the set lock: the number of the next commit, above all that any current drive has seen."""
-        return 1 + max([self.shared.published(self.index), *(drive.seq() for _, drive in self.current())])
+        """Under the set lock: the number of the next commit. Settles the last one first if its process died in the middle of it."""
+        published = self.shared.published(self.index)
+        while True:
+            try:
+                current = self.current()
+                if all(drive.seq() == published for _, drive in current):
+                    return published + 1
+                seq, leaders, laggards = recovery.newest(current)
+                recovery.settle(self.geometry, leaders, laggards, seq, maybe_acknowledged=False)
+            except DriveError as e:
+                self._take_out_named(e)
+                self.require_writable()
+                continue
+            self.shared.publish(self.index, seq)
+            return seq + 1
+
+    def _take_out_named(self, error: DriveError) -> None:
+        for position, drive in self.current():
+            if drive.path == error.drive:
+                self.take_out(position, error, DriveState.STALE if isinstance(error, DriveFull) else DriveState.OFFLINE)
+                return
+        raise error
 
     def commit(self, changes: Changes) -> None:
         """Under the set lock: make `changes` durable on a quorum and publish them. Raises StoreError when there is none."""
@@ -238,7 +259,7 @@ class ErasureSet:
 
     def _write_log(self, changes: Changes) -> None:
         key = keyspace.log_key(changes.seq)
-        changes.values[key] = pack(key, Log([k for k in changes.values if k[:1] != keyspace.TABLE_LOG]))
+        changes.values[key] = pack(key, Log([k for k in changes.values if k[:1] != keyspace.TABLE_LOG], os.urandom(8)))
         if changes.seq > LOG_COMMITS_KEPT:
             changes.values[keyspace.log_key(changes.seq - LOG_COMMITS_KEPT)] = None
 

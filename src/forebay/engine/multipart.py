@@ -13,6 +13,7 @@ import os
 import struct
 import time
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 from forebay.engine import keyspace, records
@@ -186,7 +187,7 @@ def choose(present: dict[int, Part], choices: Sequence[PartChoice]) -> list[Part
     """The parts that a complete asks for. Raises InvalidPartOrder, InvalidPart, EntityTooSmall, InvalidRequest."""
     if not choices:
         raise StoreError("MalformedXML", "A multipart upload is completed with at least one part.")
-    if any(a.number >= b.number for a, b in zip(choices, choices[1:], strict=False)):
+    if any(a.number >= b.number for a, b in pairwise(choices)):
         raise StoreError("InvalidPartOrder")
     chosen = []
     for i, choice in enumerate(choices):

@@ -140,9 +140,10 @@ class Pointer(msgspec.Struct, array_like=True):
 
 
 class Log(msgspec.Struct, array_like=True):
-    """The keys that one commit put or removed."""
+    """The keys that one commit put or removed; `random` tells it from another commit that was given the same number."""
 
     keys: list[bytes]
+    random: bytes = b""
 
 
 STRUCT_OF_KIND: dict[int, type[msgspec.Struct]] = {
