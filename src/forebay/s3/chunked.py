@@ -224,7 +224,7 @@ class _ChunkFraming:
 
     def _add_trailer(self, line: bytes) -> tuple[str, str]:
         name, colon, value = line.decode("latin-1").partition(":")
-        name, value = name.strip().lower(), value.strip()
+        name, value = name.strip(" \t").lower(), value.strip(" \t")
         if not colon or not name or name in self.trailers:
             raise _malformed_trailer("A line of the trailer is no `name:value`, or a name comes twice.")
         self.trailers[name] = value
@@ -259,7 +259,7 @@ class _TransferChunkedBody(_ChunkFraming):
             self._state = _State.DONE
             self.finished = True
         else:
-            self._add_trailer(line)
+            self._add_trailer(line[:-2])
 
 
 class _AwsChunkedBody(_ChunkFraming):
@@ -314,7 +314,7 @@ class _AwsChunkedBody(_ChunkFraming):
         _check_signature(signer.sign_chunk(chunk_sha256_hex), self._signature)
 
     def _trailer_line(self, line: bytes) -> None:
-        content = line.rstrip(b"\r\n")
+        content = line[:-2] if line.endswith(b"\r\n") else line[:-1]
         if not content:
             if not self._signature_due:
                 self._end()
