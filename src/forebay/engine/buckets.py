@@ -1,7 +1,7 @@
 """Requests on buckets. A bucket's record is on every set; set 0 is the one that decides.
 
-A bucket is created on the last set first and on set 0 at the end; it is deleted from set 0 first. So whatever a crash leaves, a bucket that clients see exists on
-every set, and `leftovers` finds records on other sets that set 0 does not have.
+A bucket is created on the last set first and on set 0 at the end; it is deleted from set 0 first. So whatever a crash leaves, a bucket
+that clients see exists on every set, and `leftovers` finds records on other sets that set 0 does not have.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Group commit: one thread a set and process takes all requests that wait, judges them under the set lock and commits them together.
 
-A request is an `Op`. Its `judge` runs under the lock against the newest committed state and either changes its transaction or raises StoreError.
-`writes` and `reads` name what it touches; a request whose names clash with one already in the batch waits for the next batch, so that
-judging may scan.
+A request is an `Op`. Its `judge` runs under the lock against the newest committed state and either changes its transaction or raises
+StoreError. `writes` and `reads` name what it touches; a request whose names clash with one already in the batch waits for the next
+batch, so that judging may scan.
 """
 
 from __future__ import annotations

@@ -6,26 +6,33 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
-from forebay.codec import ReedSolomon
 from forebay.directio import Arena
 from forebay.drive import Cursor, Drive
-from forebay.engine import buckets, keyspace, listing, lookup, multipart, objects, records
+from forebay.engine import buckets, inline, keyspace, listing, lookup, multipart, objects, records
 from forebay.engine.committer import Committer, Notify, Op, notify_directly
 from forebay.engine.erasure_set import ErasureSet
 from forebay.engine.lookup import Found
 from forebay.engine.objects import Attributes, Condition, Deleted, Written
 from forebay.engine.placement import INLINE_BYTES_MAX, UNIT_BYTES, set_of_key
-from forebay.engine.reader import Reader, cut_extents
-from forebay.engine.records import BadRecord, Bucket, Part, Upload, Version
-from forebay.engine.transaction import Transaction, claims_of, inline_rotation
+from forebay.engine.reader import Reader, cut_extents, read_blob
+from forebay.engine.records import BadRecord, Blob, Bucket, Part, Upload
+from forebay.engine.transaction import Transaction, claims_of
 from forebay.engine.writer import BlobWriter, WrittenBlob
 from forebay.errors import DriveFailed, StoreError
 
 T = TypeVar("T")
 
 ARENA_BYTES = 256 << 20  # of stripe buffers in one process
+
+
+class Opened(NamedTuple):
+    """A version with its content (a small object) or with what it takes to read it (`Engine.reader`)."""
+
+    found: Found
+    content: bytes | None
+    blobs: dict[bytes, Blob]
 
 
 class Engine:
@@ -159,17 +166,22 @@ class Engine:
         return self.sets[set_of_key(bucket.bucket_id, key, len(self.sets))]
 
     def find(self, bucket_name: str, key: bytes, version_id: str | None = None) -> Found:
-        """A version of an object; the newest by default. Raises NoSuchBucket, NoSuchKey, NoSuchVersion, MethodNotAllowed, InvalidArgument."""
+        """A version of an object, the newest by default.
+
+        Raises NoSuchBucket, NoSuchKey, NoSuchVersion, MethodNotAllowed, InvalidArgument.
+        """
         bucket = self.bucket(bucket_name)
         prefix = keyspace.entry_prefix(keyspace.TABLE_OBJECT, bucket.bucket_id, key)
         erasure_set = self.set_of(bucket, key)
-        published = erasure_set.shared.published(erasure_set.index)
+        published = erasure_set.published
         if version_id is None:
             entry = objects.require(erasure_set.read(lambda d: lookup.newest(d, prefix, published)), key, None)
             return Found(bucket, key, entry, entry.version(), True)
         return self._find_version(bucket, erasure_set, key, prefix, published, version_id)
 
-    def _find_version(self, bucket: Bucket, erasure_set: ErasureSet, key: bytes, prefix: bytes, published: int, version_id: str) -> Found:
+    def _find_version(
+        self, bucket: Bucket, erasure_set: ErasureSet, key: bytes, prefix: bytes, published: lookup.Published, version_id: str
+    ) -> Found:
         if version_id == "null":
             found = erasure_set.read(lambda d: lookup.null_version(d, prefix, published))
         elif parsed := keyspace.parse_version_id(version_id):
@@ -180,57 +192,41 @@ class Engine:
         newest = erasure_set.read(lambda d: lookup.newest(d, prefix, published))
         return Found(bucket, key, entry, entry.version(), newest is not None and newest.seq == entry.seq)
 
-    def read_inline(self, found: Found) -> bytes:
-        """The content of a small object. Raises InternalError if too many drives lost their share of it."""
-        erasure_set = self.set_of(found.bucket, found.key)
-        geometry = erasure_set.geometry
-        entry_key = found.entry.key
-        rotation = inline_rotation(entry_key[: -keyspace.VERSION_SUFFIX_BYTES], geometry.drives)
-        shards: list[bytes | memoryview | None] = [None] * geometry.drives
-        have = 0
-        if found.entry.frame.shard_position < geometry.drives:
-            shards[found.entry.frame.shard_position] = found.entry.frame.shard
-            have = 1
-        for position in range(geometry.drives):  # data shards first, parity only if one of those is not there
-            if have == geometry.data:
-                break
-            if shards[position] is None:
-                shard = self._inline_shard(erasure_set, (position + rotation) % geometry.drives, position, found)
-                shards[position] = shard
-                have += shard is not None
-        if have < geometry.data:
-            raise StoreError("InternalError", f"Only {have} of {geometry.drives} shards of the object are readable.")
-        return ReedSolomon.of(*geometry).join_small(shards, found.version.size)
+    def open(self, bucket_name: str, key: bytes, version_id: str | None = None) -> Opened:
+        """Find a version and get hold of its content: the bytes of a small object, the records of a large one's blobs.
 
-    def _inline_shard(self, erasure_set: ErasureSet, drive_position: int, shard_position: int, found: Found) -> memoryview | None:
-        drive = erasure_set.drive(drive_position)
-        if drive is None:
-            return None
-        key = found.entry.key
-        try:
-            raw = drive.get(key)
-            if raw is None:
-                return None
-            frame = records.unframe(key, raw)
-            same = frame.meta == found.entry.frame.meta or records.decode(key, frame, Version).random == found.version.random
-        except DriveFailed as e:
-            erasure_set.take_out(drive_position, e)
-            return None
-        except BadRecord as e:
-            erasure_set.report_bad_record(drive_position, e)
-            return None
-        return frame.shard if same and frame.shard_position == shard_position else None
+        Raises as `find` does, and InternalError if the content is lost. An object replaced in the meantime is found again.
+        """
+        found = self.find(bucket_name, key, version_id)
+        while (opened := self._content(found)) is None:
+            before, found = found, self.find(bucket_name, key, version_id)
+            if found.entry.key == before.entry.key:
+                raise StoreError("InternalError", "Too few drives hold a readable share of this object.")
+        return opened
 
-    def reader(self, found: Found, start: int = 0, stop: int | None = None) -> Reader:
-        """Verified bytes [start, stop) of an object that is not inline; iterate in a thread, then close."""
-        extents = multipart.extents_of(found.version)
-        return Reader(self.sets, self.arena, extents, start, found.version.size if stop is None else stop, self._bad_shard)
-
-    def read(self, found: Found, start: int = 0, stop: int | None = None) -> bytes:
-        """The bytes [start, stop) of an object, all in memory. Blocking."""
+    def _content(self, found: Found) -> Opened | None:
         if found.version.inline:
-            return self.read_inline(found)[start:stop]
-        with self.reader(found, start, stop) as reader:
+            content = inline.read(self.set_of(found.bucket, found.key), found)
+            return Opened(found, content, {}) if content is not None else None
+        blobs: dict[bytes, Blob] = {}
+        for extent in multipart.extents_of(found.version):
+            if extent.blob_id not in blobs:
+                blob = read_blob(self.sets[extent.set_index], extent.blob_id)
+                if blob is None:
+                    return None
+                blobs[extent.blob_id] = blob
+        return Opened(found, b"" if not blobs else None, blobs)
+
+    def reader(self, opened: Opened, start: int = 0, stop: int | None = None) -> Reader:
+        """Verified bytes [start, stop) of an object whose content is in blobs; iterate in a thread, then close."""
+        extents = cut_extents(multipart.extents_of(opened.found.version), start, opened.found.version.size if stop is None else stop)
+        return Reader(self.sets, self.arena, extents, opened.blobs, self._bad_shard)
+
+    def read(self, opened: Opened, start: int = 0, stop: int | None = None) -> bytes:
+        """The bytes [start, stop) of an object, all in memory. Blocking."""
+        if opened.content is not None:
+            return opened.content[start:stop]
+        with self.reader(opened, start, stop) as reader:
             return b"".join(bytes(view) for view in reader)
 
     def _bad_shard(self, set_index: int, position: int, blob_id: bytes) -> None:
@@ -301,7 +297,7 @@ class Engine:
             )
         prefix = keyspace.entry_prefix(keyspace.TABLE_OBJECT, bucket.bucket_id, key)
         erasure_set = self.set_of(bucket, key)
-        published = erasure_set.shared.published(erasure_set.index)
+        published = erasure_set.published
         entry = erasure_set.read(lambda d: lookup.null_version(d, prefix, published))
         return entry.seq if entry is not None else None
 
@@ -344,11 +340,10 @@ class Engine:
                 try:
                     for erasure_set in self.sets:
                         position, drive = _pick(erasure_set, attempt)
-                        # The sequence is read before the snapshot is taken, so every commit it names is in the snapshot.
-                        published = erasure_set.shared.published(erasure_set.index)
                         walker = listing.Walker(stack.enter_context(drive.cursor()), table, bucket.bucket_id, suffix_bytes)
                         walkers.append(walker)
-                        cursors[id(walker)] = (stack.enter_context(drive.cursor()), published)
+                        looking = stack.enter_context(drive.cursor())
+                        cursors[id(walker)] = (looking, erasure_set.published())
                     return make(walkers, cursors)
                 except DriveFailed as e:
                     erasure_set.take_out(position, e)
@@ -367,15 +362,16 @@ class Engine:
         condition: Condition | None = None,
         on_done: Callable[[Op[Written]], None] | None = None,
     ) -> Op[Written]:
-        """Store an object: its bytes if they are at most INLINE_BYTES_MAX, else a finished blob, which is discarded if this is refused."""
+        """Store an object: its bytes if they are at most INLINE_BYTES_MAX, else a finished blob, which is discarded if refused."""
         set_index = self.set_of(self.bucket(bucket_name), key).index
+        options = {"set_index": set_index, "on_done": on_done}
         if isinstance(data, WrittenBlob):
             assert data.set_index == set_index
-            return self.submit(objects.put_blob(bucket_name, key, data, attributes, condition, set_index=set_index, on_done=on_done))
+            return self.submit(objects.put_blob(bucket_name, key, data, attributes, condition, **options))
         assert len(data) <= INLINE_BYTES_MAX
         if not self.sets[set_index].has_space():
             raise StoreError("InsufficientCapacity")
-        return self.submit(objects.put_bytes(bucket_name, key, data, attributes, condition, set_index=set_index, on_done=on_done))
+        return self.submit(objects.put_bytes(bucket_name, key, data, attributes, condition, **options))
 
     def delete(
         self,
@@ -405,12 +401,12 @@ class Engine:
         """For a body that is larger than INLINE_BYTES_MAX or of unknown length. Blocking."""
         return BlobWriter(self.set_of(self.bucket(bucket_name), key), self.arena)
 
-    def copy(self, source: Found, bucket_name: str, key: bytes, attributes: Attributes, condition: Condition | None = None) -> Written:
+    def copy(self, source: Opened, bucket_name: str, key: bytes, attributes: Attributes, condition: Condition | None = None) -> Written:
         """Blocking: a new version with the bytes of `source`, none of which are moved unless they are inline."""
         target = self.set_of(self.bucket(bucket_name), key).index
-        if source.version.inline:
-            return self.put(bucket_name, key, self.read_inline(source), attributes, condition).wait()
-        old = source.version
+        if source.content is not None:
+            return self.put(bucket_name, key, source.content, attributes, condition).wait()
+        old = source.found.version
         version = objects.new_version(attributes, old.size, extents=old.extents)
         version.parts = [Part(p.number, p.size, p.etag, p.mtime_ns, p.extents, p.checksums, version.owner) for p in old.parts]
         with self._claims_elsewhere(claims_of(version), target) as elsewhere:
@@ -479,7 +475,7 @@ class Engine:
 
     def copy_part(
         self,
-        source: Found,
+        source: Opened,
         start: int,
         stop: int,
         bucket_name: str,
@@ -491,11 +487,11 @@ class Engine:
     ) -> Part:
         """Blocking: bytes [start, stop) of `source` become a part, without being moved unless they are inline."""
         target = self.set_of(self.bucket(bucket_name), key).index
-        if source.version.inline:
+        if source.content is not None:
             writer = self.writer(bucket_name, key)
-            writer.write(self.read_inline(source)[start:stop])
+            writer.write(source.content[start:stop])
             return self.put_part(bucket_name, key, upload_id, number, writer.finish(), etag, checksums).wait()
-        extents = cut_extents(multipart.extents_of(source.version), start, stop)
+        extents = cut_extents(multipart.extents_of(source.found.version), start, stop)
         part = Part(number, stop - start, etag, time.time_ns(), extents, checksums, os.urandom(16))
         with self._claims_elsewhere(multipart.part_claims(part), target) as elsewhere:
             op = multipart.put_part(bucket_name, key, upload_id, part, None, elsewhere, set_index=target)

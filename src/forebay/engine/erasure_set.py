@@ -111,6 +111,10 @@ class ErasureSet:
             )
             self.shared.set_state(self.index, position, state)
 
+    def published(self) -> int:
+        """The newest commit that may be seen."""
+        return self.shared.published(self.index)
+
     def writable(self) -> bool:
         """Whether a commit would find its quorum now."""
         return len(self.current()) >= self.geometry.write_quorum

@@ -3,9 +3,9 @@
 An entry is ``table (1) · node (16) · name · 00 01 · suffix``. The name is the S3 key with every zero byte written as ``00 FF``;
 since ``00 01`` ends it, ``a`` sorts before ``a\\0`` and ``a!``, and all entries of one key are neighbours.
 
-A name longer than SEGMENT_BYTES is cut: its first SEGMENT_BYTES are looked up in a node of their own, whose id is a hash of the parent node and the
-segment, so that a point look-up needs no extra read. For listings, a pointer entry ``table · node · segment · FF`` stands in the parent
-where the longer names sort: after the name that equals the segment (``segment · 00 01``) and before every other.
+A name longer than SEGMENT_BYTES is cut: its first SEGMENT_BYTES are looked up in a node of their own, whose id is a hash of the parent
+node and the segment, so that a point look-up needs no extra read. For listings, a pointer entry ``table · node · segment · FF`` stands
+in the parent where the longer names sort: after the name that equals the segment (``segment · 00 01``) and before every other.
 
 The suffix of a version is its inverted sequence number and its flags, so that the newest sorts first.
 """

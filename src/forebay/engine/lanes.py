@@ -1,8 +1,8 @@
 """Threads that belong to a drive, and waiting for several of them with a time limit.
 
-A drive that hangs must not hang the store. Every call that can block on a drive runs on one of its lanes, and whoever waits for the drives
-of a set stops waiting at a deadline. A lane whose call never returns is abandoned: its thread is a daemon, and the drive gets new lanes
-when it is admitted again.
+A drive that hangs must not hang the store. Every call that can block on a drive runs on one of its lanes, and whoever waits for the
+drives of a set stops waiting at a deadline. A lane whose call never returns is abandoned: its thread is a daemon, and the drive gets
+new lanes when it is admitted again.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Listings: a page costs what the page holds, not what the bucket holds.
 
-A `Walker` moves over the keys of one table of one set in S3's order (bytes of the key), following pointers of long keys, and can jump: past a key, or past a common
-prefix. The sets of a store are merged by key.
+A `Walker` moves over the keys of one table of one set in S3's order (bytes of the key), following pointers of long keys, and can jump:
+past a key, or past a common prefix. The sets of a store are merged by key.
 """
 
 from __future__ import annotations
@@ -73,7 +73,8 @@ class Walker:
 
     def next_key(self) -> None:
         """Stand on the key after this one."""
-        # The suffix is at most 16 bytes, so 17 bytes of 0xff are past every entry of the key; the next one is tried first, being the usual case.
+        # The suffix is at most 16 bytes, so 17 bytes of 0xff are past every entry of the key; the next one is tried first, being the
+        # usual case.
         here = self._cursor.next()
         if here and self._cursor.key.startswith(self.entry_prefix):
             here = self._cursor.seek(self.entry_prefix + b"\xff" * (self._suffix_bytes + 1))
@@ -166,8 +167,8 @@ def walk(
 ) -> Page[E]:
     """One page of keys under `prefix`, after `after`.
 
-    `take(walker, room)` returns up to `room` items of the key that the walker stands on, and whether it has more. Keys that share the part up to `delimiter` after the prefix
-    become one common prefix, which counts as one item if any of them has one.
+    `take(walker, room)` returns up to `room` items of the key that the walker stands on, and whether it has more. Keys that share the
+    part up to `delimiter` after the prefix become one common prefix, which counts as one item if any of them has one.
     """
     merged = _Merged(walkers, prefix)
     items: list[E] = []

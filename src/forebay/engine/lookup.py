@@ -1,17 +1,22 @@
 """Reading versions from one drive's index, as of the published sequence number.
 
+The number is asked for after the snapshot was taken. Then whatever a snapshot lacks because it was reaped is superseded by a version
+that the snapshot has and that is published: a reader always finds the one or the other.
+
 A version is *visible* if its commit is published and it is not deleted by a published commit. Of the null versions of a key only the
 newest counts, deleted or not: older ones are superseded and wait to be reaped.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from forebay.drive import Cursor, Drive
 from forebay.engine import keyspace
 from forebay.engine.records import DELETE_MARKER, NULL_VERSION, Bucket, Frame, Version, decode, unframe
+
+Published = Callable[[], int]
 
 
 class Entry(NamedTuple):
@@ -90,28 +95,29 @@ def entries(cursor: Cursor, prefix: bytes, published: int) -> Iterator[Entry]:
         here = cursor.next()
 
 
-def newest(drive: Drive, prefix: bytes, published: int) -> Entry | None:
+def newest(drive: Drive, prefix: bytes, published: Published) -> Entry | None:
     """The current version of a key, a delete marker included."""
     with drive.cursor() as cursor:
-        return next(entries(cursor, prefix, published), None)
+        return next(entries(cursor, prefix, published()), None)
 
 
-def null_version(drive: Drive, prefix: bytes, published: int) -> Entry | None:
+def null_version(drive: Drive, prefix: bytes, published: Published) -> Entry | None:
     """The null version of a key, a delete marker included."""
     with drive.cursor() as cursor:
-        return next((e for e in entries(cursor, prefix, published) if e.is_null), None)
+        return next((e for e in entries(cursor, prefix, published()) if e.is_null), None)
 
 
-def by_version_id(drive: Drive, prefix: bytes, seq: int, random: bytes, published: int) -> Entry | None:
+def by_version_id(drive: Drive, prefix: bytes, seq: int, random: bytes, published: Published) -> Entry | None:
     """The version with this id, a delete marker included."""
     start = prefix + keyspace.version_key(b"", seq, 0)[:8]
     with drive.cursor() as cursor:
-        if seq > published or not cursor.seek(start) or not cursor.key.startswith(start):
+        newest_seen = published()
+        if seq > newest_seen or not cursor.seek(start) or not cursor.key.startswith(start):
             return None
         key = cursor.key
         frame = unframe(key, bytes(cursor.value))
     _, flags = keyspace.version_suffix(key)
     entry = Entry(key, seq, flags, frame)
-    if entry.is_null or not Visibility(published).admits(seq, flags, frame.deleted_seq) or entry.version().random != random:
+    if entry.is_null or not Visibility(newest_seen).admits(seq, flags, frame.deleted_seq) or entry.version().random != random:
         return None
     return entry

@@ -1,7 +1,7 @@
 """Requests on multipart uploads.
 
-Each part claims its blobs under an owner name of its own; the version that the upload becomes keeps the parts with those names, so completing
-moves neither bytes nor claims. Parts are metadata only, so a commit torn by a crash can always be rolled forward.
+Each part claims its blobs under an owner name of its own; the version that the upload becomes keeps the parts with those names, so
+completing moves neither bytes nor claims. Parts are metadata only, so a commit torn by a crash can always be rolled forward.
 
 States of an upload: (none) → create → open → complete → completed, or → abort → (none). A completed upload leaves a record for
 COMPLETED_KEPT_S, so that a complete whose answer was lost can be asked again.

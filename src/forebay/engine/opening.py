@@ -1,7 +1,8 @@
 """From a list of folders to a running engine.
 
-`prepare` runs once, in the process that starts the others: it formats fresh folders, recognises the drives that are there, says what is missing,
-settles what a crash left and sets the state of every drive. `open_engine` runs in every process with the layout that `prepare` returned.
+`prepare` runs once, in the process that starts the others: it formats fresh folders, recognises the drives that are there, says what is
+missing, settles what a crash left and sets the state of every drive. `open_engine` runs in every process with the layout that `prepare`
+returned.
 
 What each folder turns out to be:
 
@@ -156,8 +157,8 @@ def _recognise(paths: list[str], kinds: dict[str, FolderKind], geometry: Geometr
         )
     if (first.data, first.parity) != tuple(geometry):
         raise ConfigError(
-            f"the store was made with {first.data}+{first.parity} drives a set and cannot be changed to {geometry.data}+{geometry.parity}; "
-            f"start it with --parity {first.parity}"
+            f"the store was made with {first.data}+{first.parity} drives a set, which cannot be changed to "
+            f"{geometry.data}+{geometry.parity}; start it with --parity {first.parity}"
         )
     return _place(paths, identities, first)
 

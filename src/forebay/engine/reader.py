@@ -1,21 +1,21 @@
 """Reading blobs: only data shards, every block checked, bad, missing or slow ones rebuilt.
 
-A `Reader` yields the bytes of a range in order, as views of arena slots; each view is verified before it is yielded and valid until the next. While one
-gather of stripes is being sent the next is being read. A stripe that cannot be rebuilt ends the iteration with StoreError, so that a
-client never receives a byte that failed its check.
+A `Reader` yields the bytes of a range in order, as views of arena slots; each view is verified before it is yielded and valid until the
+next. While one gather of stripes is being sent the next is being read. A stripe that cannot be rebuilt ends the iteration with
+StoreError, so that a client never receives a byte that failed its check.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
 from forebay.codec import ReedSolomon, crc64nvme
 from forebay.directio import Arena, Slot
-from forebay.drive import ShardReader
+from forebay.drive import Drive, ShardReader
 from forebay.engine import keyspace, records
 from forebay.engine.erasure_set import ErasureSet
 from forebay.engine.lanes import Gather
@@ -231,19 +231,14 @@ class Reader:
     """Iterate over the bytes of `extents`, [start, stop) of their concatenation; `close` when done, at the end or before."""
 
     def __init__(
-        self,
-        sets: Sequence[ErasureSet],
-        arena: Arena,
-        extents: Sequence[Extent],
-        start: int,
-        stop: int,
-        on_bad: OnBadShard,
+        self, sets: Sequence[ErasureSet], arena: Arena, extents: Sequence[Extent], blobs: Mapping[bytes, Blob], on_bad: OnBadShard
     ) -> None:
-        """Nothing is read yet."""
+        """Nothing is read yet; `blobs` has the records of the blobs in `extents`."""
         self._sets = sets
         self._arena = arena
+        self._blobs = blobs
         self._on_bad = on_bad
-        self._pieces = cut_extents(extents, start, stop)
+        self._extents = extents
         self._loads: list[_Load] = []
         self._open: list[Shards] = []
 
@@ -290,7 +285,7 @@ class Reader:
 
     def _plans(self) -> Iterator[tuple[Shards, list[_Stripe], list[tuple[int, int]]]]:
         """Gathers of up to READ_STRIPES stripes of one blob, with the range wanted of each."""
-        for extent in self._pieces:
+        for extent in self._extents:
             shards = self._shards(extent)
             start, stop = extent.offset, extent.offset + extent.length
             found = list(stripes(shards.geometry, shards.blob.size, start, stop, shards.blob.unit_bytes))
@@ -300,20 +295,22 @@ class Reader:
 
     def _shards(self, extent: Extent) -> Shards:
         erasure_set = self._sets[extent.set_index]
-        blob = read_blob(erasure_set, extent.blob_id)
+        blob = self._blobs[extent.blob_id]
         for old in self._open[:-2]:  # at most two gathers are under way, so older blobs are done with
             old.close()
         self._open = [*self._open[-2:], Shards(erasure_set, extent.blob_id, blob, self._arena, self._on_bad)]
         return self._open[-1]
 
 
-def read_blob(erasure_set: ErasureSet, blob_id: bytes) -> Blob:
-    """The blob's record. Raises StoreError(NoSuchKey) if it is gone."""
+def read_blob(erasure_set: ErasureSet, blob_id: bytes) -> Blob | None:
+    """The blob's record; None if it is gone."""
     key = keyspace.TABLE_BLOB + blob_id
-    raw = erasure_set.read(lambda drive: (value := drive.get(key)) and (value, records.unpack(key, value, Blob)))
-    if not raw:
-        raise StoreError("NoSuchKey", "The object was deleted or replaced while it was being read.")
-    return raw[1]
+
+    def ask(drive: Drive) -> Blob | None:
+        raw = drive.get(key)
+        return None if raw is None else records.unpack(key, raw, Blob)
+
+    return erasure_set.read(ask)
 
 
 def cut_extents(extents: Sequence[Extent], start: int, stop: int) -> list[Extent]:

@@ -1,7 +1,7 @@
 """Bringing drives back to one truth: what a record should be on a drive, and what to do with a commit that a crash tore.
 
-A commit is torn when some current drives have it and others do not, because the process that made it died. Under the set lock, before anything else is committed, the newest
-commit is settled:
+A commit is torn when some current drives have it and others do not, because the process that made it died. Under the set lock, before
+anything else is committed, the newest commit is settled:
 
 ====================================  =======================  ==========================================
 the key, as the newest commit has it  can it be read?          so
@@ -46,8 +46,8 @@ def value_for(
 ) -> bytes | Lost | None:
     """What drive `position` should hold under `key`; None if it should hold nothing.
 
-    The drives of `leaders` are up to date: metadata comes from the first of them whose copy is whole. Shards may come from `others` too. Raises BadRecord if
-    every leader's copy is damaged.
+    The drives of `leaders` are up to date: metadata comes from the first of them whose copy is whole. Shards may come from `others`
+    too. Raises BadRecord if every leader's copy is damaged.
     """
     raw, damage = None, None
     for _, drive in leaders:
@@ -139,7 +139,8 @@ def newest(drives: Sequence[Source]) -> tuple[int, list[Source], list[Source]]:
 def majority(leaders: list[Source], seq: int) -> list[Source]:
     """Of drives at the same sequence number, those that agree on what that commit was.
 
-    Two commits get one number only if the first was torn on drives that were then away; it was never acknowledged, so the larger group is right.
+    Two commits get one number only if the first was torn on drives that were then away; it was never acknowledged, so the larger group
+    is right.
     """
     groups: dict[bytes | None, list[Source]] = {}
     for source in leaders:

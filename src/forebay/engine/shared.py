@@ -7,9 +7,9 @@ A page (4,096 bytes of a file mapped by every process, all fields aligned 8-byte
     word 8 + p     state of drive p
     word 32 + p    how often drive p was admitted again: a handle opened before must be opened afresh
 
-Words are written only under the set lock (or, for states, by an atomic aligned store), so a reader needs none. The lock is an open-file-description lock on
-byte `set_index` of the file: the kernel frees it when its holder dies. Nothing here outlives the server: after a start everything is
-derived again from the drives.
+Words are written only under the set lock (or, for states, by an atomic aligned store), so a reader needs none. The lock is an
+open-file-description lock on byte `set_index` of the file: the kernel frees it when its holder dies. Nothing here outlives the server:
+after a start everything is derived again from the drives.
 """
 
 from __future__ import annotations

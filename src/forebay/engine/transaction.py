@@ -1,8 +1,8 @@
 """What a request sees and changes while it is judged, under the set lock.
 
 A `Batch` is the commit being put together; each request works in a `Transaction` of its own that joins the batch only if the request
-is accepted. A request sees what earlier requests of the batch changed when it reads single keys. Requests that would have to see each other's
-changes through a scan are kept out of the same batch by the names they declare (`Op.writes`, `Op.reads`).
+is accepted. A request sees what earlier requests of the batch changed when it reads single keys. Requests that would have to see each
+other's changes through a scan are kept out of the same batch by the names they declare (`Op.writes`, `Op.reads`).
 """
 
 from __future__ import annotations
@@ -91,18 +91,18 @@ class Transaction:
 
     def newest(self, prefix: bytes) -> lookup.Entry | None:
         """See `lookup.newest`."""
-        return lookup.newest(self._drive, prefix, self.published)
+        return lookup.newest(self._drive, prefix, lambda: self.published)
 
     def null_version(self, prefix: bytes) -> lookup.Entry | None:
         """See `lookup.null_version`."""
-        return lookup.null_version(self._drive, prefix, self.published)
+        return lookup.null_version(self._drive, prefix, lambda: self.published)
 
     def by_version_id(self, prefix: bytes, version_id: str) -> lookup.Entry | None:
         """The version with this id or "null"; None if there is none or the id is not one of ours."""
         if version_id == "null":
             return self.null_version(prefix)
         parsed = keyspace.parse_version_id(version_id)
-        return lookup.by_version_id(self._drive, prefix, *parsed, self.published) if parsed else None
+        return lookup.by_version_id(self._drive, prefix, *parsed, lambda: self.published) if parsed else None
 
     # changing
 

@@ -1,11 +1,11 @@
 """Writing a blob: receive, encode, checksum and write, stripe by stripe.
 
-The caller receives body bytes straight into a stripe buffer. A full stripe is encoded and checksummed at once, while it is in cache; up to GATHER_STRIPES
-of them go to each drive in one write. The next stripes are received meanwhile. `finish` returns when a write quorum of drives has the shard
-under its final name, durable. Nothing refers to the blob yet: that is for the commit that follows.
+The caller receives body bytes straight into a stripe buffer. A full stripe is encoded and checksummed at once, while it is in cache; up
+to GATHER_STRIPES of them go to each drive in one write. The next stripes are received meanwhile. `finish` returns when a write quorum
+of drives has the shard under its final name, durable. Nothing refers to the blob yet: that is for the commit that follows.
 
-A writer is used by one thread at a time. It always holds one slot of the arena, so it never holds one while it waits for its first; a further
-slot is taken only if one is free, else it waits for its own writes to end.
+A writer is used by one thread at a time. It always holds one slot of the arena, so it never holds one while it waits for its first; a
+further slot is taken only if one is free, else it waits for its own writes to end.
 """
 
 from __future__ import annotations
