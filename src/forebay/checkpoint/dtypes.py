@@ -36,7 +36,8 @@ _ML: dict[str, np.dtype[Any]] = {
     )
     if hasattr(ml_dtypes, name)
 }  # fmt: skip
-_TORCH_ONLY = {"complex32": 4, "bcomplex32": 4, "float4_e2m1fn_x2": 1}
+TORCH_ONLY = {"complex32": 4, "bcomplex32": 4, "float4_e2m1fn_x2": 1}
+"""Logical dtypes that only torch has, and their size."""
 _NUMPY_KINDS = "iufcbmMSUV"
 
 
@@ -59,8 +60,8 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
         return _ML[name]
     if name in _PLAIN:
         return np.dtype(name)
-    if name in _TORCH_ONLY:
-        return np.dtype(f"V{_TORCH_ONLY[name]}") if _TORCH_ONLY[name] > 1 else np.dtype("uint8")
+    if name in TORCH_ONLY:
+        return np.dtype(f"V{TORCH_ONLY[name]}") if TORCH_ONLY[name] > 1 else np.dtype("uint8")
     if name.startswith("numpy:"):
         try:
             return np.dtype(name.removeprefix("numpy:"))

@@ -15,14 +15,14 @@ from forebay.checkpoint.targets import Buffers
 from forebay.errors import LeafRefused
 
 
-def is_key_array(leaf: Any) -> bool:
-    """Whether this is an array of typed PRNG keys (`jax.random.key`)."""
-    return hasattr(leaf, "dtype") and jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-
-
 def key_impl(keys: Any) -> str:
     """The name of the keys' generator, such as `threefry2x32`."""
     return str(jax.random.key_impl(keys))
+
+
+def key_dtype(impl: str) -> Any:
+    """The dtype of keys of a generator."""
+    return jax.random.key(0, impl=impl).dtype
 
 
 def box_of(index: tuple[slice, ...], shape: tuple[int, ...]) -> Box:
@@ -96,14 +96,10 @@ def _holders(path: str, array: Any, ranks: int) -> tuple[tuple[Box, ...], ...]:
 
 
 class JaxTarget(Buffers):
-    """Where a loaded array goes: the shape and sharding of a `jax.Array` or `jax.ShapeDtypeStruct`.
+    """Where a loaded array goes: over the devices of a sharding, or without one (None) whole to the default device."""
 
-    Without a sharding it goes whole to the default device.
-    """
-
-    def __init__(self, like: Any, dtype: str) -> None:
-        self.sharding = getattr(like, "sharding", None)
-        shape = tuple(like.shape)
+    def __init__(self, shape: tuple[int, ...], sharding: Any, dtype: str) -> None:
+        self.sharding = sharding
         here = jax.process_index()
         devices = [] if self.sharding is None else device_boxes(self.sharding, shape)
         self._mine = [(device, box) for device, box in devices if device.process_index == here]
@@ -122,8 +118,28 @@ class JaxTarget(Buffers):
 
 def exact_widths() -> Any:
     """A context in which 64-bit arrays stay 64 bits wide, whatever `jax_enable_x64` says."""
-    enable: Any = getattr(jax, "enable_x64", None) or jax.experimental.enable_x64  # type: ignore[attr-defined]
-    return enable(True)
+    home: Any = jax if hasattr(jax, "enable_x64") else jax.experimental
+    return home.enable_x64(True)
+
+
+def has_dtype(name: str) -> bool:
+    """Whether JAX has arrays of this logical dtype."""
+    try:
+        return bool(jax.dtypes.canonicalize_dtype(dtypes.numpy_dtype(name), allow_extended_dtype=False) is not None)
+    except TypeError:
+        return False
+
+
+def key_sharding(keys: Any, shape: tuple[int, ...]) -> Any:
+    """The sharding of the data of typed keys, which has `shape`: the axis of the words is not cut. None if it has
+    none.
+    """
+    sharding = getattr(keys, "sharding", None)
+    if isinstance(sharding, jax.sharding.NamedSharding):
+        words = [None] * (len(shape) - len(sharding.spec))
+        spec = jax.sharding.PartitionSpec(*sharding.spec, *words)  # type: ignore[no-untyped-call]
+        return jax.sharding.NamedSharding(sharding.mesh, spec)
+    return sharding if isinstance(sharding, jax.sharding.SingleDeviceSharding) else None
 
 
 def wrap_keys(data: Any, impl: str) -> Any:

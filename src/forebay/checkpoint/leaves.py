@@ -36,6 +36,14 @@ def is_jax(leaf: Any) -> bool:
     return jax is not None and isinstance(leaf, jax.Array)
 
 
+def is_jax_key(leaf: Any) -> bool:
+    """Whether this is an array of typed PRNG keys (`jax.random.key`), or stands for one."""
+    jax = imported("jax")
+    if jax is None or not isinstance(leaf, jax.Array | jax.ShapeDtypeStruct):
+        return False
+    return bool(jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key))
+
+
 def is_torch(leaf: Any) -> bool:
     """Whether this is a `torch.Tensor`."""
     torch = imported("torch")
@@ -83,7 +91,7 @@ class LeafCollector:
     def _jax(self, path: str, leaf: Any) -> tuple[str, str, ArraySource]:
         from forebay.checkpoint import jax_arrays  # noqa: PLC0415 - only where the program uses JAX
 
-        if jax_arrays.is_key_array(leaf):
+        if is_jax_key(leaf):
             data = jax_arrays.JaxSource(path, jax_arrays.key_data(leaf), self.ranks, self.rank)
             return "jax_key", jax_arrays.key_impl(leaf), data
         return "jax", "", jax_arrays.JaxSource(path, leaf, self.ranks, self.rank)

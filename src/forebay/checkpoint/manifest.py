@@ -134,13 +134,12 @@ class Manifest(msgspec.Struct, omit_defaults=True, frozen=True):
     temporary: bool = False
 
     def leaves(self, node: Node | None = None, path: Path = ()) -> Iterator[tuple[Path, Array | Value]]:
-        """Every leaf with its path, in the tree's order."""
+        """Every leaf under `node` (the root) with its path from there, in the tree's order."""
         node = self.tree if node is None else node
         if isinstance(node, Array | Value):
             yield path, node
             return
-        keys: tuple[Key, ...] = tuple(range(len(node.children))) if isinstance(node, Sequence) else node.keys
-        for key, child in zip(keys, node.children, strict=True):
+        for key, child in children_of(node).items():
             yield from self.leaves(child, (*path, key))
 
     @property
@@ -204,6 +203,14 @@ def decode(data: bytes, format_name: str, record: type[_Record], where: str) -> 
         return msgspec.json.decode(envelope.body, type=record)
     except msgspec.DecodeError as error:
         raise CheckpointCorrupt(f"{where}: {error}") from error
+
+
+def children_of(node: Node) -> dict[Key, Node]:
+    """A node's children by key, in order; none of a leaf."""
+    if isinstance(node, Array | Value):
+        return {}
+    keys: tuple[Key, ...] = tuple(range(len(node.children))) if isinstance(node, Sequence) else node.keys
+    return dict(zip(keys, node.children, strict=True))
 
 
 def path_text(path: Path) -> str:

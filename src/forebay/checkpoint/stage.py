@@ -99,7 +99,9 @@ class BlockCrc:
 
 
 class Staging:
-    """The bounded memory that staged parts pass through, shared by the saves of one owner; made at first use, kept after."""
+    """The bounded memory that staged parts pass through, shared by the saves of one owner; made at first use, kept
+    after.
+    """
 
     def __init__(self, memory_bytes: int) -> None:
         self.memory_bytes = memory_bytes
@@ -108,8 +110,8 @@ class Staging:
         self._shape = (0, 0)
 
     def arena(self, part_bytes: int, parts: int) -> Arena:
-        """Slots of a part each: as many as `parts` if memory allows, at least two. Replaced if it is too small; who still holds
-        slots of the old one gives them back there.
+        """Slots of a part each: as many as `parts` if memory allows, at least two. Replaced if it is too small; who
+        still holds slots of the old one gives them back there.
         """
         slots = max(2, min(parts, self.memory_bytes // part_bytes))
         with self._lock:

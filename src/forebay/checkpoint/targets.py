@@ -19,6 +19,8 @@ class Target(Protocol):
     dtype: str
     shape: tuple[int, ...]
     boxes: tuple[Box, ...]
+    page_aligned: bool
+    """Whether the buffers begin at a page."""
 
     def buffer(self, box: Box) -> np.ndarray[Any, Any]:
         """C-contiguous writable memory of the box's shape and `dtypes.numpy_dtype(dtype)`; the same at each call."""
@@ -37,6 +39,8 @@ def page_aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray[Any
 
 class Buffers:
     """The buffers of a target that allocates its own."""
+
+    page_aligned = True
 
     def __init__(self, shape: tuple[int, ...], dtype: str, boxes: Iterable[Box]) -> None:
         self.shape, self.dtype, self.boxes = shape, dtype, tuple(boxes)

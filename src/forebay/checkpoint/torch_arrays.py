@@ -14,7 +14,7 @@ import torch
 from forebay.checkpoint import dtypes
 from forebay.checkpoint.arrays import Bytes1D, replicated
 from forebay.checkpoint.layout import Box, whole
-from forebay.checkpoint.targets import page_aligned
+from forebay.checkpoint.targets import PAGE_BYTES, page_aligned
 from forebay.errors import LeafRefused
 
 _NAMES = (
@@ -145,6 +145,14 @@ def local_box(shape: Sequence[int], mesh_shape: Sequence[int], place: Sequence[i
     return Box(tuple(start), tuple(length))
 
 
+def with_detail(tensor: Any, detail: str) -> Any:
+    """A loaded tensor as a parameter, or with gradients, if the saved one was so."""
+    flags = detail.split()
+    if "parameter" in flags:
+        return torch.nn.Parameter(tensor, requires_grad="requires_grad" in flags)
+    return tensor.requires_grad_() if flags else tensor
+
+
 class TorchTarget:
     """Loads into a tensor or DTensor in place, or into a new CPU tensor if `like` is on the meta device or None.
 
@@ -168,6 +176,7 @@ class TorchTarget:
         direct = self._local.device.type == "cpu" and self._local.is_contiguous() and not self._local.is_conj()
         self._buffer: np.ndarray[Any, Any] | None = None
         self._direct = direct and not self._local.is_neg()
+        self.page_aligned = not self._direct or self._local.data_ptr() % PAGE_BYTES == 0
 
     def buffer(self, box: Box) -> np.ndarray[Any, Any]:
         """See `Target`."""

@@ -27,22 +27,24 @@ _DICT_TYPES: dict[str, type[dict[Any, Any]]] = {"dict": dict, "OrderedDict": Ord
 _DICT_NAMES = {cls: name for name, cls in _DICT_TYPES.items()}
 
 
-def flatten(tree: Any, encode_leaf: EncodeLeaf) -> tuple[Node, Rebuild]:
-    """The tree's record, and how to rebuild it. `encode_leaf(path, leaf)` gives each leaf's record; its order is that
-    of `rebuild`.
+def flatten(tree: Any, encode_leaf: EncodeLeaf, *, stateful_leaves: bool = False) -> tuple[Node, Rebuild]:
+    """The tree's record, and how to rebuild it. `encode_leaf(path, leaf)` gives each leaf's record, in `rebuild`'s
+    order.
 
-    Raises `LeafRefused` for a key or container that would not come back as it was, or that contains itself.
+    `stateful_leaves`: objects for which `is_stateful` holds are leaves instead of being taken apart. Raises
+    `LeafRefused`
+    for a key or container that would not come back as it was, or that contains itself.
     """
-    return _Flattener(encode_leaf).visit((), tree)
+    return _Flattener(encode_leaf, stateful_leaves).visit((), tree)
 
 
 class _Flattener:
-    def __init__(self, encode_leaf: EncodeLeaf) -> None:
-        self.encode_leaf = encode_leaf
+    def __init__(self, encode_leaf: EncodeLeaf, stateful_leaves: bool) -> None:
+        self.encode_leaf, self.stateful_leaves = encode_leaf, stateful_leaves
         self.open_nodes: set[int] = set()
 
     def visit(self, path: Path, obj: Any) -> tuple[Node, Rebuild]:
-        split = _split(path, obj)
+        split = None if self.stateful_leaves and is_stateful(obj) else _split(path, obj)
         if split is None:
             return self.encode_leaf(path, obj), next
         if id(obj) in self.open_nodes:
@@ -116,9 +118,22 @@ def _pytree_key(path: Path, step: Any) -> Key:
     return int(step.key) if type(step).__name__ == "FlattenedIndexKey" else encode_key(path, getattr(step, "key", step))
 
 
+def is_stateful(obj: Any) -> bool:
+    """Whether this is an object with torch's `state_dict` and `load_state_dict` that is no module: an optimizer, a
+    scheduler.
+
+    The keys of a module's state are known from the module; those of an optimizer's appear with its first step.
+    """
+    return _has_state(obj) and not hasattr(obj, "named_parameters")
+
+
+def _has_state(obj: Any) -> bool:
+    return not isinstance(obj, type) and hasattr(obj, "state_dict") and hasattr(obj, "load_state_dict")
+
+
 def _split_stateful(obj: Any) -> _Split | None:
-    """An object with torch's `state_dict()` and `load_state_dict()`; its state is one child."""
-    if isinstance(obj, type) or not (hasattr(obj, "state_dict") and hasattr(obj, "load_state_dict")):
+    """An object with torch's `state_dict()` and `load_state_dict()`; its state's entries are its children."""
+    if not _has_state(obj):
         return None
     state = obj.state_dict()
     if type(state) not in _DICT_NAMES:

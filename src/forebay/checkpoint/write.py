@@ -22,6 +22,7 @@ from forebay._version import __version__
 from forebay.checkpoint import dtypes, views
 from forebay.checkpoint.arrays import ArraySource, SnapshotSource
 from forebay.checkpoint.attempt import Attempt
+from forebay.checkpoint.catalog import LATEST_KEY, step_name
 from forebay.checkpoint.group import Group, SingleProcess
 from forebay.checkpoint.leaves import LeafCollector
 from forebay.checkpoint.manifest import (
@@ -134,18 +135,22 @@ def start_save(
     overwrite: bool = False,
     options: SaveOptions | None = None,
     staging: Staging | None = None,
+    blocking: bool = False,
+    latest: Location | None = None,
 ) -> PendingSave:
     """Collective. Start saving `tree` as the checkpoint at `location` (its own folder, `<run>/step-00001234`).
 
     Returns when the state may be changed again; the rest goes on in threads. `base` is an earlier checkpoint whose
-    unchanged parts may be copied by the location; if it cannot be read, everything is written. `staging` is memory
-    shared with other saves. `metadata` is JSON of the user's. Raises `LeafRefused`, `CheckpointExists` or
-    `LocationError` before anything is written.
+    unchanged parts may be copied by the location; if it cannot be read, everything is written. `staging` is memory shared
+    with other saves. `metadata` is JSON of the user's. `blocking`: the caller will not touch the state before the end, so
+    nothing is copied for its sake. `latest` is the run whose hint `LATEST` shall name this checkpoint. Raises
+    `LeafRefused`, `CheckpointExists` or `LocationError` before anything is written.
     """
     group, options = group or SingleProcess(), options or SaveOptions()
     agreed = _agree(location, group, overwrite, options)
     attempt = Attempt(location, agreed.attempt, group, agreed.replaces)
-    save = _Save(attempt, options, staging or Staging(options.memory_bytes), step, metadata or {}, temporary)
+    ring = staging or Staging(options.memory_bytes)
+    save = _Save(attempt, options, ring, step, metadata or {}, temporary, blocking, latest)
     try:
         save.plan(tree, base)
         save.stage()
@@ -197,6 +202,8 @@ class _Save:
     step: int | None
     metadata: dict[str, Any]
     temporary: bool
+    blocking: bool
+    latest: Location | None
     timeline: Timeline = field(init=False)
     pending: PendingSave = field(init=False)
     _tree: Node = field(init=False)
@@ -237,7 +244,11 @@ class _Save:
             self._part_bytes = part_bytes_for(self.attempt.location.part_bytes, largest, self._reuse is not None)
 
     def stage(self) -> None:
-        """Return when the user may change the state: at once if all arrays are settled, else with all parts in memory."""
+        """Return when the user may change the state: at once if all arrays are settled, else with all parts in
+        memory.
+        """
+        if self.blocking:
+            return
         self._snapshot_few()
         if all(source.settled for source in self._my_sources()):
             return
@@ -277,7 +288,7 @@ class _Save:
 
     def _stage_and_write(self, stager: Stager, part: Part) -> None:
         self._check_stop()
-        if not self.attempt.location.aligned_writes:
+        if not self.attempt.location.direct_io:
             start_s = self.timeline.now_s()
             borrowed = stager.borrow(part)
             if borrowed is not None:
@@ -361,9 +372,12 @@ class _Save:
     def _finished(self, built: Manifest | None, etag: str) -> Saved:
         """The commit is done. Views are written by the rank that committed; every reader of ours does without them."""
         location = self.attempt.location
-        if built is not None and self.options.views:
+        if built is not None:
             with self.timeline.span("views"):
-                views.write(location, built)
+                if self.options.views:
+                    views.write(location, built)
+                if self.latest is not None and self.step is not None:
+                    self.latest.put(LATEST_KEY, step_name(self.step).encode())
         size_bytes = sum(file.size_bytes for file in self._plan.files)
         return Saved(location.url, self.step, self.attempt.name, etag, size_bytes, self._copied_bytes)
 

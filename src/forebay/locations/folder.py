@@ -79,7 +79,7 @@ class Folder:
 
     part_bytes = 16 * 2**20
     part_bytes_min = ALIGNMENT_BYTES
-    aligned_writes = True
+    direct_io = True
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._root = Path(os.path.abspath(path))  # noqa: PTH100 - Path.absolute keeps `..`

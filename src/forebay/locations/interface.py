@@ -83,10 +83,8 @@ class Location(Protocol):
     """The part size at which uploads and reads go well here."""
     part_bytes_min: int
     """The smallest part that is not the last, and a divisor of every part size."""
-    aligned_writes: bool
-    """Whether parts are written fastest from page-aligned buffers (direct I/O), so that copying into them first
-    pays.
-    """
+    direct_io: bool
+    """Whether bytes go past the page cache here, so that page-aligned buffers and offsets pay."""
 
     @property
     def copies_parts(self) -> bool:
