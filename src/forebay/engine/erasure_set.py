@@ -61,6 +61,7 @@ class ErasureSet:
         self._io_lanes = [self._new_lanes(p, "io", IO_LANES) for p in range(geometry.drives)]
         self._changes_seen = -1
         self._current: list[tuple[int, Drive]] = []
+        self._current_at: list[Drive | None] = [None] * geometry.drives
         self._mutex = threading.Lock()
         self.bad_records = 0
         self.on_bad_record: Callable[[int, bytes], None] = lambda position, key: None
@@ -87,8 +88,16 @@ class ErasureSet:
             for p in range(self.geometry.drives):
                 if self.state(p) is DriveState.CURRENT and (drive := self.drive(p)) is not None:
                     found.append((p, drive))
-            self._current, self._changes_seen = found, changes
+            by_position: list[Drive | None] = [None] * self.geometry.drives
+            for p, drive in found:
+                by_position[p] = drive
+            self._current, self._current_at, self._changes_seen = found, by_position, changes
         return self._current
+
+    def current_at(self, position: int) -> Drive | None:
+        """Drive `position` if its index is complete."""
+        self.current()
+        return self._current_at[position]
 
     def in_states(self, *states: DriveState) -> list[tuple[int, Drive]]:
         """(position, drive) of the drives in any of `states`."""

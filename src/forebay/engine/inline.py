@@ -17,7 +17,7 @@ def read(erasure_set: ErasureSet, found: Found) -> bytes | None:
     rotation = inline_rotation(found.entry.key[: -keyspace.VERSION_SUFFIX_BYTES], geometry.drives)
     shards: list[bytes | memoryview | None] = [None] * geometry.drives
     have = 0
-    if found.entry.frame.shard_position < geometry.drives:
+    if found.entry.frame.shard_position < geometry.data:
         shards[found.entry.frame.shard_position] = found.entry.frame.shard
         have = 1
     for position in range(geometry.drives):  # data shards first, parity only if one of those is not there
@@ -33,7 +33,7 @@ def read(erasure_set: ErasureSet, found: Found) -> bytes | None:
 
 
 def _share(erasure_set: ErasureSet, drive_position: int, shard_position: int, found: Found) -> memoryview | None:
-    drive = erasure_set.drive(drive_position)
+    drive = erasure_set.current_at(drive_position) or erasure_set.drive(drive_position)
     if drive is None:
         return None
     key = found.entry.key
