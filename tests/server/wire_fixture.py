@@ -107,7 +107,7 @@ class EchoApp:
             return Response(403 if error.code == "AccessDenied" else 400, body=error.code.encode())
         return Response(500, body=type(error).__name__.encode())
 
-    def refused(self, error: BadHead | StoreError, request_id: str) -> Response:
+    def refused(self, error: BadHead | StoreError, request_id: str, host_id: str) -> Response:
         return Response(getattr(error, "status", 503), body=error.code.encode())
 
     def completed(self, exchange: Exchange, response: Response, sent_bytes: int) -> None:

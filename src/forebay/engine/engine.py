@@ -463,14 +463,16 @@ class Engine:
         key: bytes,
         upload_id: bytes,
         number: int,
-        data: WrittenBlob,
+        data: WrittenBlob | None,
         etag: str,
         checksums: dict[str, str],
         on_done: Callable[[Op[Part]], None] | None = None,
     ) -> Op[Part]:
-        """Store a part whose shards are durable; they are discarded if this is refused."""
-        part = Part(number, data.size, etag, time.time_ns(), [data.extent], checksums, os.urandom(16))
-        op = multipart.put_part(bucket_name, key, upload_id, part, data, set(), set_index=data.set_index, on_done=on_done)
+        """Store a part whose shards are durable (None: an empty part); they are discarded if this is refused."""
+        size, extents = (data.size, [data.extent]) if data is not None else (0, [])
+        part = Part(number, size, etag, time.time_ns(), extents, checksums, os.urandom(16))
+        set_index = self.set_of(self.bucket(bucket_name), key).index
+        op = multipart.put_part(bucket_name, key, upload_id, part, data, set(), set_index=set_index, on_done=on_done)
         return self.submit(op)
 
     def copy_part(
@@ -487,6 +489,8 @@ class Engine:
     ) -> Part:
         """Blocking: bytes [start, stop) of `source` become a part, without being moved unless they are inline."""
         target = self.set_of(self.bucket(bucket_name), key).index
+        if start == stop:
+            return self.put_part(bucket_name, key, upload_id, number, None, etag, checksums).wait()
         if source.content is not None:
             writer = self.writer(bucket_name, key)
             writer.write(source.content[start:stop])

@@ -125,9 +125,7 @@ def parse_address(value: str, where: str) -> tuple[str, int]:
     """(host, port) from `host:port`, `[v6]:port`, `:port` (every address) or `host` (port 9000)."""
     match = re.fullmatch(r"(?:\[(?P<six>[^\]]+)\]|(?P<host>[^:\[\]]*))(?::(?P<port>\d+))?", value.strip())
     if match is None or not value.strip():
-        raise ConfigError(
-            f"{where}: {value!r} is not an address; write host:port, for example '0.0.0.0:{DEFAULT_PORT}'"
-        )
+        raise ConfigError(f"{where}: {value!r} is not an address; write host:port, for example '0.0.0.0:{DEFAULT_PORT}'")
     port = int(match["port"]) if match["port"] else DEFAULT_PORT
     if port > 65535:
         raise ConfigError(f"{where}: port {port} of {value!r} is above 65535")
@@ -161,8 +159,7 @@ def default_set_size(drive_count: int) -> int:
         if drive_count % size == 0:
             return size
     raise ConfigError(
-        f"data_dirs: {drive_count} drives cannot be shared into equal sets of 4 to {SET_DRIVES_MAX}; "
-        "add or leave out drives until they can"
+        f"data_dirs: {drive_count} drives cannot be shared into equal sets of 4 to {SET_DRIVES_MAX}; add or leave out drives until they can"
     )
 
 
@@ -212,9 +209,7 @@ def _environment_root(environ: Mapping[str, str]) -> Credential | None:
     return Credential(access_key=user, secret_key=password)
 
 
-def load_config(
-    path: str | None = None, flags: Mapping[str, Any] | None = None, environ: Mapping[str, str] | None = None
-) -> Config:
+def load_config(path: str | None = None, flags: Mapping[str, Any] | None = None, environ: Mapping[str, str] | None = None) -> Config:
     """The checked configuration from a TOML file, flags and environment.
 
     `flags` has the file's names; entries that are None are ignored, others override the file. `environ` defaults to the
@@ -280,9 +275,7 @@ def _check_nodes(config: Config) -> None:
         if node.id != config.self_id:
             raise ConfigError(f"[[nodes]]: the only node has id {node.id}, but self_id is {config.self_id}")
         if node.disk_count is not None and node.disk_count != len(config.data_dirs):
-            raise ConfigError(
-                f"[[nodes]]: disk_count is {node.disk_count}, but data_dirs lists {len(config.data_dirs)} drives"
-            )
+            raise ConfigError(f"[[nodes]]: disk_count is {node.disk_count}, but data_dirs lists {len(config.data_dirs)} drives")
 
 
 def _check_geometry(drive_count: int, set_size: int, parity: int) -> None:
@@ -291,9 +284,7 @@ def _check_geometry(drive_count: int, set_size: int, parity: int) -> None:
     if drive_count % set_size:
         raise ConfigError(f"set_drive_count: {drive_count} drives cannot be shared into sets of {set_size}")
     if not 0 <= parity <= set_size // 2:
-        raise ConfigError(
-            f"default_parity_count: {parity} is outside 0 to {set_size // 2}, half of a set of {set_size} drives"
-        )
+        raise ConfigError(f"default_parity_count: {parity} is outside 0 to {set_size // 2}, half of a set of {set_size} drives")
 
 
 def _check_credentials(config: Config) -> None:
@@ -308,9 +299,7 @@ def _check_credentials(config: Config) -> None:
                 "characters, without spaces and '/'"
             )
         if len(pair.secret_key) < SECRET_KEY_CHARS_MIN:
-            raise ConfigError(
-                f"credentials: the secret_key of '{pair.access_key}' is shorter than {SECRET_KEY_CHARS_MIN} characters"
-            )
+            raise ConfigError(f"credentials: the secret_key of '{pair.access_key}' is shorter than {SECRET_KEY_CHARS_MIN} characters")
     host, _ = config.address
     if config.uses_built_in_credentials and not is_loopback(host):
         raise ConfigError(
@@ -329,9 +318,7 @@ def _check_rest(config: Config) -> None:
     if (config.tls_cert is None) != (config.tls_key is None):
         raise ConfigError("tls_cert and tls_key go together: set both or neither")
     if config.buffer_bytes < BUFFER_BYTES_MIN:
-        raise ConfigError(
-            f"buffer_memory: {config.buffer_memory!r} is less than {BUFFER_BYTES_MIN >> 20} MiB, too little to work"
-        )
+        raise ConfigError(f"buffer_memory: {config.buffer_memory!r} is less than {BUFFER_BYTES_MIN >> 20} MiB, too little to work")
     for domain in config.domains:
         if not re.fullmatch(r"(?=.{1,253}$)[a-z0-9]([a-z0-9.-]*[a-z0-9])?", domain):
             raise ConfigError(f"domains: {domain!r} is not a host name in small letters, without port")

@@ -54,7 +54,7 @@ class Application(Protocol):
     def failed(self, exchange: Exchange, error: Exception) -> Response:
         """The answer to a request whose handling raised. Must not raise."""
 
-    def refused(self, error: BadHead | StoreError, request_id: str) -> Response:
+    def refused(self, error: BadHead | StoreError, request_id: str, host_id: str) -> Response:
         """The answer to a head that is not served, after which the connection ends. Must not raise."""
 
     def completed(self, exchange: Exchange, response: Response, sent_bytes: int) -> None:
@@ -108,9 +108,7 @@ class Listener:
             try:
                 await asyncio.wait_for(self.emptied.wait(), timeout_s)
             except TimeoutError:
-                _log.warning(
-                    "%d connections were still busy after %.0f s and are cut", len(self.connections), timeout_s
-                )
+                _log.warning("%d connections were still busy after %.0f s and are cut", len(self.connections), timeout_s)
         for connection in list(self.connections):
             connection.abort()
         if self.tasks:
@@ -120,7 +118,16 @@ class Listener:
 class Exchange:
     """One request and its answer, as the application sees it."""
 
-    __slots__ = ("_connection", "head", "operation", "received_bytes", "request_id", "sent_continue", "started_s")
+    __slots__ = (
+        "_connection",
+        "head",
+        "operation",
+        "received_bytes",
+        "request_id",
+        "resource",
+        "sent_continue",
+        "started_s",
+    )
 
     def __init__(self, connection: Connection, head: Head, request_id: str) -> None:
         self._connection = connection
@@ -130,6 +137,7 @@ class Exchange:
         self.sent_continue = False
         self.started_s = time.perf_counter()
         self.operation = ""  # set by the application, for the metrics
+        self.resource = ""  # set by the application, for error documents
 
     @property
     def host_id(self) -> str:
@@ -324,7 +332,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def _refuse(self, error: BadHead | StoreError) -> bool:
         request_id = self.listener.ids.draw()
-        response = self.listener.app.refused(error, request_id)
+        response = self.listener.app.refused(error, request_id, self.listener.ids.host_id)
         assert isinstance(response.body, bytes)
         self._pending = b""
         if self._transport is not None:
@@ -530,9 +538,7 @@ class Connection(asyncio.BufferedProtocol):
             original = self._transport.get_extra_info("socket")
             self._socket = socket.socket(fileno=os.dup(original.fileno()))
             self._socket.setblocking(False)
-        return SocketWire(
-            self._socket, self._pending, send_continue=send_continue, stall_timeout_s=listener.stall_timeout_s
-        )
+        return SocketWire(self._socket, self._pending, send_continue=send_continue, stall_timeout_s=listener.stall_timeout_s)
 
     def _relay_write(self, data: bytes) -> None:
         if self._transport is not None and self._relay is not None:

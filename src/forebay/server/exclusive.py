@@ -42,9 +42,7 @@ class FolderLocks:
             while not _try_lock(fd):
                 if time.monotonic() > give_up:
                     os.close(fd)
-                    raise ConfigError(
-                        f"{path} is in use by another Forebay server; stop it first, or name another folder"
-                    )
+                    raise ConfigError(f"{path} is in use by another Forebay server; stop it first, or name another folder")
                 time.sleep(_RETRY_S)
             self._held[path] = fd
 

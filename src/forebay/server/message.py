@@ -13,9 +13,7 @@ SERVER_NAME = "Forebay"
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 _NOT_CONTROL = b"\t" + bytes(byte for byte in range(0x20, 0x100) if byte != 0x7F)
-_STATUS_LINES = {
-    status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\nServer: {SERVER_NAME}\r\n" for status in HTTPStatus
-}
+_STATUS_LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\nServer: {SERVER_NAME}\r\n" for status in HTTPStatus}
 BODYLESS = frozenset((204, 304))  # RFC 9110 section 6.4.1: such answers never have a body
 
 

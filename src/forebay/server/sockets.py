@@ -20,9 +20,7 @@ def bind_listeners(host: str, port: int, count: int) -> list[socket.socket]:
     except OSError as error:
         raise ConfigError(f"s3_addr: the host {host!r} is not known: {error}") from error
     family, _, _, _, address = min(found, key=lambda entry: entry[0] != socket.AF_INET)
-    _bind(
-        family, address, shared=False, listening=False
-    ).close()  # fails if another server has the port, even a sharing one
+    _bind(family, address, shared=False, listening=False).close()  # fails if another server has the port, even a sharing one
     listeners: list[socket.socket] = []
     try:
         for _ in range(count):
