@@ -17,9 +17,9 @@ def drive_error(drive: str, operation: str, error: OSError | lmdb.Error) -> Driv
     """The DriveFull or DriveFailed that says what `operation` met."""
     if isinstance(error, lmdb.MapFullError):
         return DriveFull(drive, f"{operation}: the index has reached the size of its map")
-    number = error.errno if isinstance(error, OSError) else error.code
+    number = error.errno if isinstance(error, OSError) else getattr(error, "code", None)  # some of LMDB's have none
     reason = os.strerror(number) if number and number > 0 else str(error)
-    if number in FULL_ERRNOS:
+    if number in FULL_ERRNOS or isinstance(error, lmdb.DiskError):
         return DriveFull(drive, f"{operation}: {reason}; free some space or add drives")
     return DriveFailed(drive, f"{operation}: {reason}")
 

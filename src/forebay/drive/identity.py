@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from contextlib import suppress
+import secrets
 from pathlib import Path
 
 import msgspec
@@ -45,7 +45,7 @@ def decode_identity(drive: str, content: bytes) -> Identity:
         )
     try:
         document = msgspec.json.decode(content, type=_Document)
-    except msgspec.ValidationError as error:
+    except msgspec.DecodeError as error:  # a ValidationError is one
         raise _damaged(drive, str(error)) from error
     if document.checksum != _checksum(document.identity):
         raise _damaged(drive, "its checksum does not match")
@@ -76,10 +76,7 @@ def write_identity(drive: str, identity: Identity) -> None:
             raise DriveMismatch(drive, f"already a drive: {describe(read_identity(drive))}")
         if not is_blank(names):
             raise DriveMismatch(drive, f"not empty, and not a drive of Forebay (it holds {names[0]!r})")
-        for name in names:
-            if name.startswith(IDENTITY_DRAFT_PREFIX):
-                (folder / name).unlink(missing_ok=True)
-        _put_in_place(folder, encode_identity(identity))
+        _put_in_place(drive, folder, encode_identity(identity))
         sync_folder(str(folder.parent))
 
 
@@ -100,20 +97,23 @@ def describe(identity: Identity) -> str:
     return f"deployment {identity.deployment}, {place} of {identity.data}+{identity.parity}"
 
 
-def _put_in_place(folder: Path, content: bytes) -> None:
-    draft = folder / f"{IDENTITY_DRAFT_PREFIX}{os.getpid()}"
+def _put_in_place(drive: str, folder: Path, content: bytes) -> None:
+    draft = folder / f"{IDENTITY_DRAFT_PREFIX}{secrets.token_hex(8)}"
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, FILE_MODE)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    crash_point("format.draft")
     try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        crash_point("format.draft")
         os.link(draft, folder / IDENTITY_FILE)  # unlike a rename, never replaces one that came in between
+    except (FileExistsError, FileNotFoundError) as error:  # the winner removes the drafts of the others
+        raise DriveMismatch(drive, "another process formats this folder at the same time") from error
     finally:
-        with suppress(FileNotFoundError):
-            draft.unlink()
+        draft.unlink(missing_ok=True)
     crash_point("format.link")
+    for left_over in folder.glob(f"{IDENTITY_DRAFT_PREFIX}*"):
+        left_over.unlink(missing_ok=True)
     sync_folder(str(folder))
 
 

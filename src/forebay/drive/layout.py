@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 IDENTITY_FILE = "forebay.json"
-IDENTITY_DRAFT_PREFIX = ".forebay.json."  # + pid: an identity that is not in place yet
+IDENTITY_DRAFT_PREFIX = ".forebay.json."  # + a random number: an identity that is not in place yet
 INDEX_FOLDER = "index"
 INDEX_FILE = "index/data.mdb"
 BLOBS_FOLDER = "blobs"
