@@ -2,10 +2,187 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
 import typer
+from rich.console import Console
+from rich.text import Text
+
+from forebay.bench.errors import BenchmarkFailed
+from forebay.bench.figures import parse_size
+from forebay.bench.page import render_page
+from forebay.bench.report import Report
+from forebay.bench.result import write_json
+from forebay.bench.s3 import S3Options, run_s3
+from forebay.bench.s3_result import report_of as s3_report_of
+from forebay.bench.store import Geometry, Store, running_store, temporary_store
+from forebay.bench.terminal import Show, print_report
+from forebay.bench.wire import endpoint_of
 
 app = typer.Typer(
     name="bench",
     help="Measure a store, a checkpoint library, or both, against the limits of this machine.",
     no_args_is_help=True,
 )
+
+EndpointOption = Annotated[
+    str | None,
+    typer.Option(
+        "--endpoint",
+        envvar="AWS_ENDPOINT_URL",
+        help="A store that runs already, http://HOST:PORT. Keys come from AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY.",
+    ),
+]
+RegionOption = Annotated[str, typer.Option(envvar="AWS_REGION", help="The region that requests are signed for.")]
+BucketOption = Annotated[str | None, typer.Option(help="A bucket that exists, to work in. By default a new one is made and removed.")]
+DrivesOption = Annotated[
+    int | None, typer.Option(min=1, help="Start a store over so many new folders for this run, instead of --endpoint.")
+]
+ParityOption = Annotated[int | None, typer.Option(min=0, help="Parity of the store that --drives starts.")]
+WorkersOption = Annotated[int | None, typer.Option(min=1, help="Worker processes of the store that --drives starts.")]
+FolderOption = Annotated[Path, typer.Option("--dir", help="Where --drives puts its folders: on the disk to be measured, not in memory.")]
+LimitOption = Annotated[
+    Path | None,
+    typer.Option("--limit-dir", help="A folder on the filesystem of the store's drives, to measure the limits of. Known with --drives."),
+]
+GeometryOption = Annotated[
+    str | None, typer.Option(help="Erasure geometry of the store at --endpoint, such as 3+1, for the limit of writes.")
+]
+JsonOption = Annotated[Path | None, typer.Option("--json", help="Write the result to this file.")]
+HtmlOption = Annotated[Path | None, typer.Option("--html", help="Write the report with plots to this file: one page, no other files.")]
+QuietOption = Annotated[bool, typer.Option("--quiet", help="No progress bar.")]
+
+
+@app.command()
+def s3(
+    endpoint: EndpointOption = None,
+    drives: DrivesOption = None,
+    parity: ParityOption = None,
+    workers: WorkersOption = None,
+    folder: FolderOption = Path(),
+    bucket: BucketOption = None,
+    region: RegionOption = "us-east-1",
+    geometry: GeometryOption = None,
+    limit_dir: LimitOption = None,
+    ops: Annotated[str, typer.Option(help="What to measure, in this order: put, get, mixed, list.")] = "put,get,mixed,list",
+    sizes: Annotated[str, typer.Option(help="Object sizes.")] = "4KiB,64MiB",
+    concurrency: Annotated[int | None, typer.Option(min=1, help="Connections at once. Default: 32 up to 256 KiB, 4 above.")] = None,
+    processes: Annotated[
+        int | None, typer.Option(min=1, help="Client processes. Default: half the cores up to 256 KiB, all above.")
+    ] = None,
+    seconds: Annotated[float, typer.Option(help="Length of one timed stretch.")] = 5.0,
+    warmup: Annotated[float, typer.Option(min=0, help="Seconds of each operation before the clock counts.")] = 1.0,
+    repeat: Annotated[int, typer.Option(min=1, help="Timed stretches of each operation; the median is reported.")] = 3,
+    objects: Annotated[
+        int | None, typer.Option(min=1, help="Objects that are read. Default: 10,000 small ones, 1 GiB of large ones.")
+    ] = None,
+    payload: Annotated[
+        str | None, typer.Option(help="How bodies are protected: sha256 (default up to 256 KiB), crc64nvme (default above), none.")
+    ] = None,
+    mixed_get_share: Annotated[float, typer.Option(min=0, max=1, help="The share of reads in the mix.")] = 0.7,
+    list_keys: Annotated[str, typer.Option(help="Keys of the buckets of which pages are listed.")] = "2000,20000",
+    json: JsonOption = None,
+    html: HtmlOption = None,
+    quiet: QuietOption = False,
+) -> None:
+    """Puts, gets, a mix of them, and listings over the wire, signed and verified.
+
+    Clients are processes of their own. Everything is compared with what the machine can do at best, measured between the readings of
+    the same run: direct disk writes and reads without any store in the way.
+
+    One command for a first look, with a store over four folders that it starts and removes:
+
+        forebay bench s3 --drives 4 --html report.html
+
+    The listing test of a large bucket takes minutes to fill it: --ops list --list-keys 2000,1000000
+    """
+    options = S3Options(
+        operations=_names(ops),
+        sizes_bytes=[_size(text) for text in _names(sizes)],
+        connections=concurrency,
+        processes=processes,
+        seconds=seconds,
+        warmup_s=warmup,
+        repeats=repeat,
+        objects=objects,
+        payload_check=payload,
+        mixed_get_share=mixed_get_share,
+        list_keys=[_count(text) for text in _names(list_keys)],
+    )
+    where = _store(endpoint, drives, parity, workers, folder, region, geometry, limit_dir)
+    with _reported_failures(), Show(quiet=quiet) as show, where as store:
+        result = run_s3(options, store, bucket, show)
+    _deliver(result, s3_report_of(result), json, html)
+
+
+def _names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
+def _size(text: str) -> int:
+    try:
+        return parse_size(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--sizes") from error
+
+
+def _count(text: str) -> int:
+    if not text.isdigit() or not int(text):
+        raise typer.BadParameter(f"{text!r} is not a number of keys", param_hint="--list-keys")
+    return int(text)
+
+
+def _geometry(text: str | None) -> Geometry | None:
+    if text is None:
+        return None
+    data, plus, parity = text.partition("+")
+    if not plus or not data.isdigit() or not parity.isdigit() or not int(data):
+        raise typer.BadParameter(f"{text!r} is no geometry: write data+parity, such as 3+1", param_hint="--geometry")
+    return Geometry(data=int(data), parity=int(parity))
+
+
+@contextmanager
+def _store(
+    endpoint: str | None,
+    drives: int | None,
+    parity: int | None,
+    workers: int | None,
+    folder: Path,
+    region: str,
+    geometry: str | None,
+    limit_dir: Path | None,
+) -> Iterator[Store]:
+    """The store that the options ask for."""
+    if drives is not None:
+        with temporary_store(folder, drives, parity, workers) as store:
+            yield store
+        return
+    if endpoint is None:
+        raise BenchmarkFailed("say which store: --endpoint http://HOST:PORT, or --drives 4 to start one for this run")
+    access_key, secret_key = os.environ.get("AWS_ACCESS_KEY_ID"), os.environ.get("AWS_SECRET_ACCESS_KEY")
+    if not access_key or not secret_key:
+        raise BenchmarkFailed("set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY to the keys of the store")
+    yield running_store(endpoint_of(endpoint, access_key, secret_key, region), _geometry(geometry), limit_dir)
+
+
+@contextmanager
+def _reported_failures() -> Iterator[None]:
+    """A failed benchmark is one clear message and exit code 1, not a traceback."""
+    try:
+        yield
+    except BenchmarkFailed as error:
+        Console(stderr=True).print(Text("benchmark failed: ", style="bold red").append(str(error), style="default"), soft_wrap=True)
+        raise typer.Exit(1) from error
+
+
+def _deliver(result: msgspec.Struct, report: Report, json: Path | None, html: Path | None) -> None:
+    print_report(report, Console())
+    if json is not None:
+        write_json(result, json)
+    if html is not None:
+        html.write_text(render_page(report), encoding="utf-8")

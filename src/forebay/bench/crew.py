@@ -20,14 +20,10 @@ from typing import IO, Any, Self
 
 import msgspec
 
-from forebay.errors import ForebayError
+from forebay.bench.errors import BenchmarkFailed
 
 STRETCH_TIMEOUT_S = 3600.0
 STDERR_TAIL_BYTES = 4000
-
-
-class BenchmarkFailed(ForebayError):  # noqa: N818 - said as people say it
-    """A client, a server or a measurement failed; nothing is reported as measured."""
 
 
 class Stretch(msgspec.Struct, frozen=True, kw_only=True):
@@ -110,9 +106,7 @@ class Crew:
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         """Let the clients end by themselves after a good run, end them after a bad one."""
         try:
             if kind is None:
@@ -145,9 +139,7 @@ class Crew:
             start_s=start_s,
             end_s=end_s,
             client_cpu_s=sum(client.cpu_s for client in self._clients) - sum(cpu_before_s),
-            server_cpu_s=None
-            if server_before_s is None or server_after_s is None
-            else server_after_s - server_before_s,
+            server_cpu_s=None if server_before_s is None or server_after_s is None else server_after_s - server_before_s,
             reports=reports,
         )
 
@@ -184,9 +176,7 @@ class Crew:
 
     def _messages(self, deadline_s: float, name: str) -> list[tuple[_Client, dict[str, Any]]]:
         """The messages that have come in, waiting for at least one."""
-        by_file = {
-            client.process.stdout.fileno(): client for client in self._clients if client.process.stdout is not None
-        }
+        by_file = {client.process.stdout.fileno(): client for client in self._clients if client.process.stdout is not None}
         poll = select.poll()  # not select: a thousand clients have file numbers beyond its reach
         for file in by_file:
             poll.register(file, select.POLLIN)

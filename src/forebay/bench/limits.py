@@ -10,7 +10,8 @@ from pathlib import Path
 
 import msgspec
 
-from forebay.bench.crew import BenchmarkFailed, Crew, Stretch
+from forebay.bench.crew import Crew, Stretch
+from forebay.bench.errors import BenchmarkFailed
 from forebay.bench.figures import GIB, median_of
 from forebay.bench.machine import filesystem_of
 
@@ -73,9 +74,7 @@ class Gauge:
         filesystem = filesystem_of(self.folder)
         bytes_max = min(BYTES_MAX, filesystem.free_bytes - FREE_BYTES_MIN)
         if bytes_max < self.threads * BLOCK_BYTES:
-            raise BenchmarkFailed(
-                f"{self.folder}: too little free space to measure its limits ({filesystem.free_bytes} bytes free)"
-            )
+            raise BenchmarkFailed(f"{self.folder}: too little free space to measure its limits ({filesystem.free_bytes} bytes free)")
         job = {"folder": str(self.folder), "threads": self.threads, "seconds": self.seconds, "bytes_max": bytes_max}
         with Crew("forebay.bench.limits_work", [job]) as crew:
             write, read, tcp = crew.stretch("write", "read"), crew.stretch("read", "tcp"), crew.stretch("tcp", "end")

@@ -99,9 +99,7 @@ def _tcp_bytes(seconds: float) -> int:
 def measure(seat: Seat) -> dict[str, Any]:
     """Stretches `write`, `read` and `tcp` of `job["seconds"]` each, in `job["folder"]`, by `job["threads"]` threads."""
     folder, threads, seconds = Path(seat.job["folder"]), seat.job["threads"], seat.job["seconds"]
-    disks = [
-        _Disk(folder / f"forebay-limit-{os.getpid()}-{i}", seat.job["bytes_max"] // threads) for i in range(threads)
-    ]
+    disks = [_Disk(folder / f"forebay-limit-{os.getpid()}-{i}", seat.job["bytes_max"] // threads) for i in range(threads)]
     try:
         start_s = seat.barrier("write")
         _in_threads([lambda disk=disk: disk.write(start_s + seconds) for disk in disks])  # type: ignore[misc]

@@ -8,7 +8,6 @@ from collections import defaultdict
 from pathlib import Path
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
-_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _LISTEN = "0A"  # TCP_LISTEN in /proc/net/tcp
 
 
@@ -50,14 +49,18 @@ def cpu_seconds_of(roots: set[int]) -> float | None:
     return sum(sum(map(int, stat[11:15])) for stat in stats) / _TICKS_PER_S
 
 
-def resident_bytes_of(roots: set[int]) -> int:
-    """Resident memory of the trees below `roots`; pages that they share are counted once for each."""
+def peak_resident_bytes_of(roots: set[int]) -> int:
+    """The sum of the peak resident memory of each process below `roots`.
+
+    Pages that they share are counted once for each.
+    """
     total = 0
     for pid in tree_of(roots):
         try:
-            total += int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * _PAGE_BYTES
+            status = Path(f"/proc/{pid}/status").read_text()
         except (FileNotFoundError, ProcessLookupError):
             continue
+        total += sum(int(line.split()[1]) << 10 for line in status.splitlines() if line.startswith("VmHWM:"))
     return total
 
 

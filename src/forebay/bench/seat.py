@@ -17,6 +17,8 @@ from typing import IO, Any
 
 import msgspec
 
+from forebay.bench.errors import BenchmarkFailed
+
 PROGRESS_INTERVAL_S = 0.1
 
 
@@ -79,4 +81,7 @@ def client_main(work: Callable[[Seat], dict[str, Any]]) -> None:
     answers = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)
     seat = Seat(sys.stdin.buffer, answers)
-    seat.barrier("end", work(seat))
+    try:
+        seat.barrier("end", work(seat))
+    except BenchmarkFailed as error:
+        sys.exit(str(error))
