@@ -87,6 +87,13 @@ def clear_run_dir(path: str) -> None:
         entry.unlink()
 
 
+def remove_run_dir(path: str, *, is_ours: bool) -> None:
+    """At the end of a server: empty it, and remove it if we chose it."""
+    clear_run_dir(path)
+    if is_ours:
+        Path(path).rmdir()
+
+
 def _default_run_dir(data_dirs: Sequence[str]) -> str:
     parent = "/dev/shm"  # noqa: S108 - memory; the folder in it is private and checked
     if not os.access(parent, os.W_OK):

@@ -57,9 +57,10 @@ class Call:
 class Services:
     """One per worker; lives on the loop's thread."""
 
-    def __init__(self, config: Config, engine: Engine, loop: asyncio.AbstractEventLoop, blocking: ThreadPoolExecutor) -> None:
+    engine: Engine  # set before the first request: opening it needs `notify`
+
+    def __init__(self, config: Config, loop: asyncio.AbstractEventLoop, blocking: ThreadPoolExecutor) -> None:
         self.config = config
-        self.engine = engine
         self._loop = loop
         self._blocking = blocking
 
