@@ -8,6 +8,7 @@ from html import escape
 from forebay.bench.report import Bars, Lines, Series
 
 _WIDTH = 760
+_LINES_WIDTH = 480  # two stand side by side
 _ROW = 30
 _CHARACTER = 6.9  # average width of a letter at the font size of labels (12 px)
 _SERIES_COLOURS = 6
@@ -43,7 +44,7 @@ def bars_svg(chart: Bars) -> str:
 
 def lines_svg(chart: Lines) -> str:
     """Lines over a grid that starts at zero, with a dashed line for the limit and a legend for several."""
-    width, height, left, right, top, bottom = _WIDTH, 260, 56, 16, 18, 36
+    width, height, left, right, top, bottom = _LINES_WIDTH, 220, 56, 16, 18, 36
     xs = [x for series in chart.series for x, _ in series.points]
     ys = [y for series in chart.series for _, y in series.points]
     x_ticks, y_ticks = _ticks(max(xs, default=1.0)), _ticks(max([*ys, chart.limit or 0.0]))

@@ -225,10 +225,11 @@ def _latency_bars(measured: list[Measurement]) -> Bars:
 def _timelines(measured: list[Measurement]) -> list[Lines]:
     charts = []
     for each in measured:
+        unit, scale = ("ops/s", each.size_bytes) if each.is_small else ("GiB/s", GIB)
         timeline = each.readings[0].timeline_bytes_per_s
-        points = [(step * TIMELINE_STEP_S, rate / GIB) for step, rate in enumerate(timeline)]
+        points = [(step * TIMELINE_STEP_S, rate / scale) for step, rate in enumerate(timeline)]
         limit = None if each.limit_bytes_per_s is None or each.is_small else each.limit_bytes_per_s / GIB
-        charts.append(Lines(each.title, "s", "GiB/s", [Series(each.title, points)], limit, "limit"))
+        charts.append(Lines(each.title, "s", unit, [Series(each.title, points)], limit, "limit"))
     return charts
 
 

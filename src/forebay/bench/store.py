@@ -121,7 +121,7 @@ def default_parity(drives: int) -> int:
 def _server(paths: list[Path], root: Path, parity: int | None, workers: int | None) -> Iterator[tuple[subprocess.Popen[bytes], Endpoint]]:
     port = _free_port()
     user, password = f"bench{secrets.token_hex(4)}", secrets.token_urlsafe(24)
-    command = [sys.executable, "-m", "forebay.cli", "server", *map(str, paths), "--address", f"127.0.0.1:{port}"]
+    command = [sys.executable, "-m", "forebay.server", *map(str, paths), "--address", f"127.0.0.1:{port}"]
     command += [] if parity is None else ["--parity", str(parity)]
     command += [] if workers is None else ["--workers", str(workers)]
     environment = {**os.environ, "FOREBAY_ROOT_USER": user, "FOREBAY_ROOT_PASSWORD": password}
