@@ -83,7 +83,7 @@ def fetch(
     finished: Callable[[int], None],
     *,
     memory_bytes: int,
-    threads: int,
+    threads: int | None,
     timeline: Timeline,
 ) -> None:
     """Fill every target. `finished(i)` is called from some thread as soon as `wanted[i]` is complete, once.
@@ -92,6 +92,7 @@ def fetch(
     then.
     """
     read_bytes = max(manifest.block_bytes, min(location.part_bytes, memory_bytes // BUDGET_SLOTS_MIN))
+    threads = threads or location.streams
     plan = _Plan(manifest, wanted, location.direct_io)
     requests = list(plan.requests(read_bytes))
     reader = _Reader(location, manifest, wanted, finished, timeline)

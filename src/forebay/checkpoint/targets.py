@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import mmap
 from collections.abc import Iterable
 from typing import Any, Protocol
 
@@ -11,6 +13,8 @@ from forebay.checkpoint import dtypes
 from forebay.checkpoint.layout import Box, whole
 
 PAGE_BYTES = 4096
+HUGE_BYTES_MIN = 2**22
+"""Smaller arrays come from the heap."""
 
 
 class Target(Protocol):
@@ -30,11 +34,21 @@ class Target(Protocol):
 
 
 def page_aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
-    """An uninitialised array that begins at a page, so that direct I/O and XLA's CPU backend can use it as it is."""
-    size_bytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-    raw = np.empty(size_bytes + PAGE_BYTES, np.uint8)
-    skip = -raw.ctypes.data % PAGE_BYTES
-    return raw[skip : skip + size_bytes].view(dtype).reshape(shape)
+    """An array of arbitrary content that begins at a page, so that direct I/O and XLA's CPU backend can use it as it is.
+
+    Large ones are mapped in huge pages: faulting in 1 GiB of fresh 4 KiB pages costs up to half a second of CPU, of huge
+    ones a fifth of that.
+    """
+    size_bytes = math.prod(shape) * dtype.itemsize
+    if size_bytes >= HUGE_BYTES_MIN:
+        mapping = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        mapping.madvise(mmap.MADV_HUGEPAGE)
+        raw = np.frombuffer(mapping, np.uint8)
+    else:
+        spare = np.empty(size_bytes + PAGE_BYTES, np.uint8)
+        skip = -spare.ctypes.data % PAGE_BYTES
+        raw = spare[skip : skip + size_bytes]
+    return raw.view(dtype).reshape(shape)
 
 
 class Buffers:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 import sys
 from collections.abc import Hashable, Sequence
 from typing import Any
@@ -164,7 +165,7 @@ class TorchTarget:
         self._like = like
         local = like.to_local() if is_dtensor(like) else like
         if local is None or local.is_meta:
-            self._local = torch.empty(shape if local is None else tuple(local.shape), dtype=TORCH_DTYPES[dtype])
+            self._local = _new_tensor(shape if local is None else tuple(local.shape), dtype)
         else:
             self._local = local.detach()
         self.boxes: tuple[Box, ...] = (whole(shape),)
@@ -196,6 +197,11 @@ class TorchTarget:
         if self._like is None or not self._like.is_meta:
             return self._local if self._like is None else self._like
         return _like_meta(self._like, self._local)
+
+
+def _new_tensor(shape: tuple[int, ...], dtype: str) -> Any:
+    raw = page_aligned((math.prod(shape) * dtypes.itemsize_of(dtype),), np.dtype(np.uint8))
+    return torch.from_numpy(raw).view(TORCH_DTYPES[dtype]).reshape(shape)
 
 
 def _like_meta(like: Any, local: Any) -> Any:

@@ -62,13 +62,12 @@ WATCH_S = 1.0
 class SaveOptions:
     """How to save.
 
-    `memory_bytes` bounds the host memory of one process beyond the state itself, `threads` the parts in flight,
-    `timeout_s` the wait
-    for other ranks. `views`: also write what TensorStore, Orbax, Levanter and Hugging Face look for.
+    `memory_bytes` bounds the host memory of one process beyond the state itself; `threads` are the parts in flight (None: as many
+    as suit the location); `timeout_s` bounds the wait for other ranks. `views`: also write what TensorStore, Orbax, Levanter and Hugging Face look for.
     """
 
     memory_bytes: int = 2**30
-    threads: int = 4
+    threads: int | None = None
     views: bool = True
     timeout_s: float = 1800.0
 
@@ -212,6 +211,7 @@ class _Save:
     _plan: Plan = field(init=False)
     _reuse: Reuse | None = None
     _part_bytes: int = 0
+    _threads: int = field(init=False)
     _pool: ThreadPoolExecutor = field(init=False)
     _futures: list[Future[None]] = field(default_factory=list)
     _files: dict[int, _FileState] = field(default_factory=dict)
@@ -224,7 +224,8 @@ class _Save:
     def __post_init__(self) -> None:
         self.timeline = Timeline(self.attempt.group.rank)
         self.pending = PendingSave(self.timeline)
-        self._pool = ThreadPoolExecutor(self.options.threads, "forebay-part")
+        self._threads = self.options.threads or self.attempt.location.streams
+        self._pool = ThreadPoolExecutor(self._threads, "forebay-part")
 
     # --- in the caller's thread
 
@@ -296,7 +297,7 @@ class _Save:
                 self.timeline.add("checksum", "", start_s, self.timeline.now_s() - start_s, part.size_bytes)
                 self._write(part, views, crcs)
                 return
-        slot = self._slot(self.options.threads + 1)
+        slot = self._slot(self._threads + 1)
         self._write_slot(part, slot, self._fill(stager, part, slot))
 
     def _slot(self, parts: int) -> Slot:

@@ -78,6 +78,7 @@ class Folder:
     """The location of a path. See `locations.interface.Location` for the methods."""
 
     part_bytes = 16 * 2**20
+    streams = 3  # two keep a disk busy, the third checksums meanwhile
     part_bytes_min = ALIGNMENT_BYTES
     direct_io = True
 

@@ -81,6 +81,8 @@ class Location(Protocol):
     """Where it is, for people; without credentials."""
     part_bytes: int
     """The part size at which uploads and reads go well here."""
+    streams: int
+    """How many requests in flight at a time go well here."""
     part_bytes_min: int
     """The smallest part that is not the last, and a divisor of every part size."""
     direct_io: bool
