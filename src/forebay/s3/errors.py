@@ -68,6 +68,8 @@ ERRORS: dict[str, ErrorKind] = {
         ),
         ("IllegalVersioningConfigurationException", 400, "The versioning configuration in the request is not valid."),
         ("IncompleteBody", 400, "The body is shorter or longer than the length that the request announced."),
+        # Ours in status: a store on premises can be full. 507 is not retried by clients, as 503 would be.
+        ("InsufficientCapacity", 507, "The drives of the store are full. Delete objects or add drives, then try again."),
         ("InternalError", 500, "We encountered an internal error. Please try again."),
         ("InvalidAccessKeyId", 403, "The access key ID that you provided does not exist in our records."),
         ("InvalidArgument", 400, "A specified argument was not valid."),
@@ -158,10 +160,6 @@ ERRORS: dict[str, ErrorKind] = {
             400,
             "The provided 'x-amz-content-sha256' header does not match what was computed.",
         ),
-        # Ours, under the code that S3-compatible stores use and clients know: the drives are full.
-        ("XMinioStorageFull", 507, "The drives of the store are full. Delete objects or add drives, then try again."),
-        # Ours: a clearer name for the same, raised by the engine.
-        ("InsufficientStorage", 507, "The drives of the store are full. Delete objects or add drives, then try again."),
     )
 }
 UNKNOWN_CODE_STATUS = 500

@@ -12,6 +12,7 @@ import binascii
 from forebay.errors import StoreError
 
 FORMAT = 1
+HEAD_BYTES = 5
 TOKEN_CHARS_MAX = 2048  # a position is a key of at most 1,024 bytes; base64 and the header make it at most 1,376
 
 
@@ -25,10 +26,15 @@ def decode_token(token: str) -> str:
     """The position. Raises StoreError InvalidArgument if the token is not one of ours or was damaged."""
     try:
         data = base64.b64decode(token.encode("ascii"), altchars=b"-_", validate=True)
-        raw = data[5:]
-        if len(token) <= TOKEN_CHARS_MAX and data[0] == FORMAT and int.from_bytes(data[1:5], "big") == binascii.crc32(raw):
+        raw = data[HEAD_BYTES:]
+        if (
+            len(token) <= TOKEN_CHARS_MAX
+            and len(data) >= HEAD_BYTES
+            and data[0] == FORMAT
+            and int.from_bytes(data[1:HEAD_BYTES], "big") == binascii.crc32(raw)
+        ):
             return raw.decode()
-    except (ValueError, IndexError):
+    except ValueError:
         pass  # answered below, like a wrong checksum
     raise StoreError(
         "InvalidArgument",

@@ -21,6 +21,8 @@ DELETE_BYTES_MAX = 4 * 1024 * 1024  # 1,000 keys of 1,024 bytes, some of them es
 SMALL_DOCUMENT_BYTES_MAX = 64 * 1024
 DELETE_OBJECTS_MAX = 1000
 DEPTH_MAX = 8  # the deepest document, Tagging, has 4
+ELEMENTS_MAX = 65_536  # 10,000 parts with checksums have 40,001
+TEXT_CHARS_MAX = 8192  # no field is longer than a key
 
 
 class CompletedPart(NamedTuple):
@@ -175,6 +177,7 @@ class _TreeBuilder:
         self.root: _Element | None = None
         self._bytes_max = bytes_max
         self._open: list[_Element] = []
+        self._count = 0
 
     def parse(self, body: bytes) -> None:
         if len(body) > self._bytes_max:
@@ -191,7 +194,8 @@ class _TreeBuilder:
             raise _malformed() from None
 
     def _start(self, name: str, attributes: dict[str, str]) -> None:
-        if len(self._open) >= DEPTH_MAX:
+        self._count += 1
+        if len(self._open) >= DEPTH_MAX or self._count > ELEMENTS_MAX:
             raise _malformed()
         element = _Element(name.rpartition(":")[2])
         if self._open:
@@ -204,7 +208,10 @@ class _TreeBuilder:
         self._open.pop()
 
     def _characters(self, text: str) -> None:
-        self._open[-1].text += text
+        element = self._open[-1]
+        element.text += text
+        if len(element.text) > TEXT_CHARS_MAX:
+            raise _malformed()
 
     def _doctype(self, *_: object) -> None:
         raise _malformed()
