@@ -2,7 +2,7 @@
 
 import datetime
 import hashlib
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 import botocore.auth
 import botocore.awsrequest
@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from forebay.errors import StoreError
 from forebay.s3.request import Hosts, Request, parse_request
 from forebay.s3.sigv4 import (
+    _QUERY_NAMES,
     EMPTY_SHA256,
     ChunkSigner,
     Credentials,
@@ -438,6 +439,46 @@ def test_anonymous():
 @pytest.mark.parametrize("value", ["", "abc", "g" * 64, "A" * 64, "STREAMING-AWS4-ECDSA-P256-SHA256-PAYLOAD"])
 def test_payload_modes_that_s3_does_not_have(value):
     assert refusal(request_of("PUT", "/bucket/key", signed("PUT", payload=value))).code == "InvalidArgument"
+
+
+HEADER_TEXT = st.text(st.characters(max_codepoint=255, exclude_categories=["Cc"]), max_size=30)
+PIECES = st.sampled_from(
+    [
+        "AWS4-HMAC-SHA256 ",
+        f"Credential={EXAMPLE.access_key}/20250615/us-east-1/s3/aws4_request",
+        "SignedHeaders=host;x-amz-date",
+        "Signature=" + "0" * 64,
+        ", ",
+        "=",
+        "/",
+    ]
+)
+
+
+@given(st.lists(st.one_of(PIECES, HEADER_TEXT), max_size=8), HEADER_TEXT, HEADER_TEXT)
+def test_no_authorization_header_but_a_right_one(pieces, amz_date, payload):
+    headers = {"host": "localhost", "authorization": "".join(pieces), "x-amz-date": amz_date, "x-amz-content-sha256": payload}
+    raw = [(name.encode(), value.encode("latin-1")) for name, value in headers.items()]
+    assert refusal(parse_request("GET", b"/b/k", raw, HOSTS)).code
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from([*_QUERY_NAMES, "X-Amz-Security-Token", "X-Amz-Content-Sha256"]),
+        st.text(st.characters(codec="utf-8"), max_size=20),
+        max_size=8,
+    )
+)
+def test_no_presigned_query_but_a_right_one(changes):
+    fields = dict(pair.split("=") for pair in presigned().partition("?")[2].split("&"))
+    original = {name: unquote(value) for name, value in fields.items()}
+    query = original | changes
+    target = "/bucket/key?" + "&".join(f"{quote(name)}={quote(value, safe='')}" for name, value in query.items())
+    request = request_of("GET", target, {"host": "localhost"})
+    if query == original:
+        assert verifier().verify(request, NOW_S).access_key
+    else:
+        assert refusal(request).code
 
 
 def test_caches_are_bounded():

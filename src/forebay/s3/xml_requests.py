@@ -24,6 +24,8 @@ DEPTH_MAX = 8  # the deepest document, Tagging, has 4
 ELEMENTS_MAX = 65_536  # 10,000 parts with checksums have 40,001
 TEXT_CHARS_MAX = 8192  # no field is longer than a key
 
+_CHECKSUMS = {f"Checksum{algorithm}": algorithm for algorithm in Algorithm}
+
 
 class CompletedPart(NamedTuple):
     """One part of CompleteMultipartUpload."""
@@ -48,7 +50,8 @@ def parse_complete_multipart(body: bytes) -> list[CompletedPart]:
 
 
 def _completed_part(element: _Element) -> CompletedPart:
-    number = element.required_text("PartNumber").strip()
+    fields = element.fields()
+    number = _required(fields, "PartNumber").strip()
     if not (number.isascii() and number.isdigit() and len(number) <= 9):
         raise _malformed()
     if not 1 <= int(number) <= PART_NUMBER_MAX:
@@ -58,12 +61,11 @@ def _completed_part(element: _Element) -> CompletedPart:
             ArgumentName="PartNumber",
             ArgumentValue=number,
         )
-    checksums = [(algorithm, element.text_of(f"Checksum{algorithm}")) for algorithm in Algorithm]
-    given = [(algorithm, text.strip()) for algorithm, text in checksums if text]
-    if len(given) > 1:
+    checksums = [name for name in fields if name in _CHECKSUMS and fields[name]]
+    if len(checksums) > 1:
         raise StoreError("InvalidRequest", "A part has more than one checksum.")
-    checksum = parse_checksum(*given[0]) if given else None
-    return CompletedPart(int(number), element.required_text("ETag").strip().strip('"'), checksum)
+    checksum = parse_checksum(_CHECKSUMS[checksums[0]], fields[checksums[0]].strip()) if checksums else None
+    return CompletedPart(int(number), _required(fields, "ETag").strip().strip('"'), checksum)
 
 
 class ObjectToDelete(NamedTuple):
@@ -87,17 +89,15 @@ def parse_delete(body: bytes) -> DeleteRequest:
     Raises StoreError: MalformedXML, InvalidArgument (a condition that cannot be read).
     """
     root = _parse(body, "Delete", DELETE_BYTES_MAX)
-    objects = [
-        ObjectToDelete(
-            element.required_text("Key"),
-            element.text_of("VersionId") or None,
-            make_delete_condition(element.text_of("ETag"), element.text_of("Size"), element.text_of("LastModifiedTime")),
-        )
-        for element in root.all("Object")
-    ]
+    objects = [_object_to_delete(element.fields()) for element in root.all("Object")]
     if not 1 <= len(objects) <= DELETE_OBJECTS_MAX:
         raise _malformed()
-    return DeleteRequest(objects, (root.text_of("Quiet") or "").strip().lower() == "true")
+    return DeleteRequest(objects, root.text_of("Quiet").strip().lower() == "true")
+
+
+def _object_to_delete(fields: dict[str, str]) -> ObjectToDelete:
+    condition = make_delete_condition(fields.get("ETag"), fields.get("Size"), fields.get("LastModifiedTime"))
+    return ObjectToDelete(_required(fields, "Key"), fields.get("VersionId") or None, condition)
 
 
 def parse_create_bucket(body: bytes) -> str | None:
@@ -111,7 +111,7 @@ def parse_create_bucket(body: bytes) -> str | None:
     for name in ("Location", "Bucket", "Tags"):
         if root.first(name) is not None:
             raise StoreError("NotImplemented", f"The element {name} of CreateBucketConfiguration is not implemented.")
-    return (root.text_of("LocationConstraint") or "").strip() or None
+    return root.text_of("LocationConstraint").strip() or None
 
 
 def parse_versioning(body: bytes) -> str:
@@ -120,14 +120,14 @@ def parse_versioning(body: bytes) -> str:
     Raises StoreError: MalformedXML, IllegalVersioningConfigurationException, NotImplemented (MFA delete).
     """
     root = _parse(body, "VersioningConfiguration", SMALL_DOCUMENT_BYTES_MAX)
-    if (root.text_of("MfaDelete") or "Disabled").strip() != "Disabled":
+    if root.text_of("MfaDelete").strip() not in ("", "Disabled"):
         raise StoreError("NotImplemented", "MFA delete is not implemented.")
-    status = root.text_of("Status")
-    if status is None:
+    if root.first("Status") is None:
         raise StoreError("IllegalVersioningConfigurationException", "The Versioning element must be specified")
-    if status.strip() not in ("Enabled", "Suspended"):
+    status = root.text_of("Status").strip()
+    if status not in ("Enabled", "Suspended"):
         raise _malformed()
-    return status.strip()
+    return status
 
 
 def parse_tagging(body: bytes) -> list[tuple[str, str]]:
@@ -135,7 +135,8 @@ def parse_tagging(body: bytes) -> list[tuple[str, str]]:
     tag_set = _parse(body, "Tagging", SMALL_DOCUMENT_BYTES_MAX).first("TagSet")
     if tag_set is None:
         raise _malformed()
-    tags = [(element.required_text("Key"), element.text_of("Value") or "") for element in tag_set.all("Tag")]
+    fields = [element.fields() for element in tag_set.all("Tag")]
+    tags = [(_required(tag, "Key"), tag.get("Value", "")) for tag in fields]
     check_tags(tags)
     return tags
 
@@ -156,18 +157,26 @@ class _Element:
     def first(self, name: str) -> _Element | None:
         return next(self.all(name), None)
 
-    def text_of(self, name: str) -> str | None:
-        """The text of the only child of that name, None without one. Raises StoreError MalformedXML if there are two."""
-        found = [child for child in self.children if child.name == name]
+    def text_of(self, name: str) -> str:
+        """The text of the only child of that name, empty without one. Raises StoreError MalformedXML if there are two."""
+        found = list(self.all(name))
         if len(found) > 1 or (found and found[0].children):
             raise _malformed()
-        return found[0].text if found else None
+        return found[0].text if found else ""
 
-    def required_text(self, name: str) -> str:
-        text = self.text_of(name)
-        if not text:
+    def fields(self) -> dict[str, str]:
+        """The texts of all children. Raises StoreError MalformedXML if a name comes twice or a child has children."""
+        fields = {child.name: child.text for child in self.children}
+        if len(fields) != len(self.children) or any(child.children for child in self.children):
             raise _malformed()
-        return text
+        return fields
+
+
+def _required(fields: dict[str, str], name: str) -> str:
+    text = fields.get(name)
+    if not text:
+        raise _malformed()
+    return text
 
 
 class _TreeBuilder:
@@ -197,7 +206,7 @@ class _TreeBuilder:
         self._count += 1
         if len(self._open) >= DEPTH_MAX or self._count > ELEMENTS_MAX:
             raise _malformed()
-        element = _Element(name.rpartition(":")[2])
+        element = _Element(name.rpartition(":")[2] if ":" in name else name)
         if self._open:
             self._open[-1].children.append(element)
         else:
