@@ -184,6 +184,8 @@ class Verifier:
         missing = [name for name in _QUERY_NAMES if name not in params]
         if missing:
             raise _bad_query(f"The query has no {', '.join(missing)}.")
+        if not all(params[name].isascii() for name in _QUERY_NAMES):
+            raise _bad_query("The parameters of a signature are ASCII.")
         if params["X-Amz-Algorithm"] != ALGORITHM:
             raise _bad_query(f"X-Amz-Algorithm only supports {ALGORITHM}.")
         scope = self._scope(params["X-Amz-Credential"], "AuthorizationQueryParametersError")
@@ -198,6 +200,7 @@ class Verifier:
         # What the body is, is what the head says; it counts for the signature only where the client signed it.
         in_query = params.get("X-Amz-Content-Sha256")
         payload = in_query or headers.get("x-amz-content-sha256", UNSIGNED)
+        _payload_mode(payload)
         signed_payload = payload if in_query or "x-amz-content-sha256" in names else UNSIGNED
         query = _canonical_query([pair for pair in request.query if pair[0] != "X-Amz-Signature"])
         canonical = _canonical_request(request.method, request.path, query, headers, names, signed_headers, signed_payload)
