@@ -116,9 +116,7 @@ def test_refused_small_body_keeps_the_connection(client: socket.socket) -> None:
 
 
 def test_smuggling_attempt_ends_the_connection(client: socket.socket) -> None:
-    client.sendall(
-        b"PUT /a HTTP/1.1\r\nHost: h\r\nContent-Length: 4\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n" + get("/evil")
-    )
+    client.sendall(b"PUT /a HTTP/1.1\r\nHost: h\r\nContent-Length: 4\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n" + get("/evil"))
     answers = Answers(client)
     assert answers.next()[0] == 400
     assert answers.closed()

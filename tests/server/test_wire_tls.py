@@ -35,9 +35,7 @@ def write_certificate(folder: Path) -> tuple[Path, Path]:
     )
     certificate_path, key_path = folder / "cert.pem", folder / "key.pem"
     certificate_path.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
-    key_path.write_bytes(
-        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-    )
+    key_path.write_bytes(key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()))
     return certificate_path, key_path
 
 

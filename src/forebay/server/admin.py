@@ -43,7 +43,9 @@ class Admin:
 
     def handle(self, exchange: Exchange, request: Request) -> Answer:
         """Answer one request. Raises StoreError."""
-        path = request.key or ""
+        if request.key is None:
+            raise StoreError("InvalidBucketName", f"The name {ADMIN_BUCKET} is reserved.", BucketName=ADMIN_BUCKET)
+        path = request.key
         if path.startswith("admin/"):
             return self._admin(exchange, request, path.removeprefix("admin/"))
         if request.method not in ("GET", "HEAD"):

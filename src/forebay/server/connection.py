@@ -39,6 +39,7 @@ IDLE_TIMEOUT_S = 180.0  # longer than the 60-75 s that proxies and SDKs keep idl
 HEAD_TIMEOUT_S = 30.0  # from the first byte of a head to the last of it, and of a small body
 LINGER_IDLE_S = 5.0  # after the last answer: how long to wait for the client to close
 LINGER_TOTAL_S = 60.0
+SWEEP_S = 1.0
 
 _log = logging.getLogger("forebay.server")
 T = TypeVar("T")
@@ -94,7 +95,7 @@ class Listener:
         return Connection(self)
 
     def sweep(self) -> None:
-        """End what has waited too long; called about once a second."""
+        """End what has waited too long; to be called every SWEEP_S."""
         now = time.monotonic()
         for connection in [each for each in self.connections if each.deadline < now]:
             connection.timed_out()
@@ -104,11 +105,15 @@ class Listener:
         self.draining = True
         for connection in list(self.connections):
             connection.drain()
-        if self.connections:
+        give_up = time.monotonic() + timeout_s
+        while self.connections and time.monotonic() < give_up:
+            self.sweep()
             try:
-                await asyncio.wait_for(self.emptied.wait(), timeout_s)
+                await asyncio.wait_for(self.emptied.wait(), SWEEP_S)
             except TimeoutError:
-                _log.warning("%d connections were still busy after %.0f s and are cut", len(self.connections), timeout_s)
+                pass
+        if self.connections:
+            _log.warning("%d connections were still busy after %.0f s and are cut", len(self.connections), timeout_s)
         for connection in list(self.connections):
             connection.abort()
         if self.tasks:
@@ -580,8 +585,9 @@ class Connection(asyncio.BufferedProtocol):
 
     def drain(self) -> None:
         """Close as soon as the request in flight, if any, is answered."""
-        if self._exchange is None and not self._pending and self._head is None and not self._linger_until:
-            self._finish_writing()
+        idle = self._exchange is None and not self._pending and self._head is None and not self._linger_until
+        if idle and self._transport is not None:
+            self._transport.close()
 
     def abort(self) -> None:
         """Break the connection now; a thread that has it finds it broken."""

@@ -22,7 +22,7 @@ from forebay.engine.shared import SharedState
 from forebay.errors import ForebayError, StoreError
 from forebay.server.admin import Admin
 from forebay.server.config import Config
-from forebay.server.connection import Listener
+from forebay.server.connection import SWEEP_S, Listener
 from forebay.server.control import Channel, Message, die_with_parent
 from forebay.server.gateway import Gateway, Identities
 from forebay.server.metrics import Counters
@@ -31,7 +31,6 @@ from forebay.server.services import Services
 
 TRANSFERS_MAX = 64  # threads that move large bodies; more wait their turn, and their sockets are not read
 BLOCKING_MAX = 16  # threads for other blocking calls
-SWEEP_S = 1.0
 
 _log = logging.getLogger("forebay.server")
 
