@@ -2,15 +2,18 @@
 
 import base64
 import hashlib
+import io
 import itertools
 import zlib
 
+import botocore.httpchecksum
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forebay.errors import StoreError
 from forebay.s3 import chunked
+from forebay.s3.checksums import PayloadCheck
 from forebay.s3.chunked import decoded_length, incomplete, open_body, stored_content_encoding
 from forebay.s3.request import Hosts, parse_request
 from forebay.s3.sigv4 import (
@@ -314,6 +317,24 @@ def test_trailer_names_are_case_insensitive_and_values_trimmed():
     upload = Upload(PayloadMode.UNSIGNED_TRAILER, b"")
     wire = b"0\r\nX-Amz-Checksum-CRC32:  AAAAAA== \r\n\r\n"
     assert decode(upload.open(wire), [wire])[1] == {TRAILER: "AAAAAA=="}
+
+
+@pytest.mark.parametrize("size", [0, 1, 8192, 9000, 1 << 20, (1 << 20) + 1])
+def test_bodies_as_botocore_writes_them(size):
+    payload = bytes(range(256)) * (size // 256) + bytes(size % 256)
+    wrapper = botocore.httpchecksum.AwsChunkedWrapper(
+        io.BytesIO(payload),
+        checksum_cls=botocore.httpchecksum.Crc32Checksum,
+        checksum_name=TRAILER,
+        chunk_size=64 * 1024,
+    )
+    wire = wrapper.read()
+    body = Upload(PayloadMode.UNSIGNED_TRAILER, payload).open(wire)
+    got, trailers, _ = decode(body, chunks_of(wire, 1000))
+    assert got == payload
+    check = PayloadCheck({"x-amz-trailer": TRAILER}, None)
+    check.update(got)
+    check.finish(trailers)
 
 
 # --- the outer bodies

@@ -7,9 +7,11 @@ from forebay.s3.conditions import (
     Current,
     WriteCondition,
     check_copy_source,
+    check_expected_owner,
     check_read,
     delete_condition,
     parse_etags,
+    range_applies,
     write_condition,
 )
 
@@ -133,6 +135,24 @@ def test_unconditional():
 )
 def test_a_condition_that_says_nothing_is_refused(read, headers):
     assert outcome(read, headers) == "InvalidArgument"
+
+
+@pytest.mark.parametrize(
+    ("value", "applies"),
+    [(None, True), ('"abc"', True), ('W/"abc"', False), ('"abd"', False), (SAME, True), (AFTER, False), ("abc", False), ("", False)],
+)
+def test_if_range(value, applies):
+    assert range_applies({} if value is None else {"if-range": value}, CURRENT) is applies
+
+
+def test_expected_owner():
+    headers = {"x-amz-expected-bucket-owner": "o", "x-amz-source-expected-bucket-owner": "p"}
+    assert outcome(check_expected_owner, {}, "o") is None
+    assert outcome(check_expected_owner, headers, "o") is None
+    assert outcome(check_expected_owner, headers, "p") == "AccessDenied"
+    check_expected_owner(headers, "p", of_source=True)
+    with pytest.raises(StoreError):
+        check_expected_owner(headers, "o", of_source=True)
 
 
 def test_etags():

@@ -7,6 +7,7 @@ from urllib.parse import quote, unquote, urlsplit
 import botocore.auth
 import botocore.awsrequest
 import botocore.credentials
+import botocore.crt.auth
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -211,7 +212,8 @@ def sent(aws_request):
     """(target, headers) as they go over the wire."""
     parts = urlsplit(aws_request.url)
     target = parts.path + (f"?{parts.query}" if parts.query else "")
-    return target, {"Host": parts.netloc, **dict(aws_request.headers.items())}
+    headers = {name: value for name, value in aws_request.headers.items() if name.lower() != "host"}
+    return target, {"Host": parts.netloc} | headers
 
 
 def now_of(headers):
@@ -346,6 +348,38 @@ def test_a_changed_or_removed_secret_counts_at_once():
 def test_header_refusals(change, code):
     headers = signed() | change
     assert refusal(request_of("GET", "/bucket/key", {n: v for n, v in headers.items() if v is not None})).code == code
+
+
+def test_date_header_alone():
+    headers = signed(headers={"date": "Sun, 15 Jun 2025 15:06:40 GMT"})
+    assert headers["x-amz-date"] == "20250615T150640Z"
+    named = ";".join(sorted(headers.keys() - {"authorization", "x-amz-date"}))
+    unsigned = {name: value for name, value in headers.items() if name not in ("authorization", "x-amz-date")}
+    canonical_block = "".join(f"{name}:{unsigned[name]}\n" for name in named.split(";"))
+    canonical = f"GET\n/bucket/key\n\n{canonical_block}\n{named}\n{EMPTY_SHA256}"
+    scope = "20250615/us-east-1/s3/aws4_request"
+    text = f"AWS4-HMAC-SHA256\n20250615T150640Z\n{scope}\n{hashlib.sha256(canonical.encode()).hexdigest()}"
+    signature = derive_signing_key(EXAMPLE.secret_key, "20250615", "us-east-1").digest(text.encode()).hex()
+    unsigned["authorization"] = f"AWS4-HMAC-SHA256 Credential={EXAMPLE.access_key}/{scope}, SignedHeaders={named}, Signature={signature}"
+    assert verifier().verify(request_of("GET", "/bucket/key", unsigned), NOW_S).access_key
+    assert refusal(request_of("GET", "/bucket/key", unsigned | {"date": "Sun, 15 Jun 2025 15:06:41 GMT"})).code == ("SignatureDoesNotMatch")
+
+
+@pytest.mark.parametrize("key", ODD_KEYS)
+def test_crt_signatures_verify(key):
+    """A third signer, in C."""
+    credentials = botocore.credentials.Credentials(EXAMPLE.access_key, EXAMPLE.secret_key)
+    for auth in (
+        botocore.crt.auth.CrtS3SigV4Auth(credentials, "s3", "us-east-1"),
+        botocore.crt.auth.CrtS3SigV4QueryAuth(credentials, "s3", "us-east-1", expires=60),
+    ):
+        aws_request = botocore_request(key, "partNumber=1&uploadId=a%2Fb%20c")
+        aws_request.data = None  # the query signer would read it as a form
+        auth.add_auth(aws_request)
+        target, headers = sent(aws_request)
+        request = request_of("PUT", target, headers)
+        now_s = now_of(request.params if "X-Amz-Date" in request.params else headers)
+        assert verifier().verify(request, now_s).access_key
 
 
 @pytest.mark.parametrize("offset_s", [-901, 901])

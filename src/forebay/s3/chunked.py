@@ -5,7 +5,8 @@ A body says what the next bytes are:
 - `payload_size > 0`: the next `payload_size` bytes are payload. Receive at most so many straight into their own buffer,
   then call `payload_received(view)`. It hashes where chunk signatures ask for it, and keeps no reference.
 - `payload_size == 0` and not `finished`: the next bytes are framing. Call `feed(data)`: it takes what is framing and
-  returns how many bytes it took (at least one of a non-empty `data`). The rest is payload, or, once `finished`, belongs to
+  returns how many bytes it took: at least one of a non-empty `data`, at most FEED_BYTES_MAX. Once it stops short of that,
+  the rest is payload, or, once `finished`, belongs to
   the next request.
 - `finished`: the body was read to its last byte, trailers included, and every signature held. Only now may the object be
   published.
@@ -29,6 +30,7 @@ https://docs.aws.amazon.com/AmazonS3/latest/API/sigv4-streaming.html and sigv4-s
 
 from __future__ import annotations
 
+import abc
 import enum
 import hmac
 from collections.abc import Mapping
@@ -43,6 +45,7 @@ Buffer = bytes | bytearray | memoryview
 
 BODY_BYTES_MAX = 5 * 1024**4 + 1024**4  # 5 TiB, the largest object, and its framing with room to spare
 CHUNK_BYTES_MIN = 8192  # all chunks but the last; S3's rule, and the bound on what a chunk costs per byte
+FEED_BYTES_MAX = 4096  # of framing taken in one call: what follows it in the buffer is not copied
 LINE_BYTES_MAX = 1024  # a chunk head with its signature takes about 90
 TRAILER_BYTES_MAX = 8 * 1024
 _HEX_BYTES = frozenset(b"0123456789abcdefABCDEF")
@@ -164,7 +167,7 @@ class _State(enum.Enum):
     DONE = enum.auto()  # after the empty line that ends it all
 
 
-class _ChunkFraming:
+class _ChunkFraming(abc.ABC):
     """What the two chunked framings share: lines, states and limits. Subclasses say what the lines mean."""
 
     def __init__(self) -> None:
@@ -176,7 +179,7 @@ class _ChunkFraming:
         self._trailer_bytes = 0
 
     def feed(self, data: Buffer) -> int:
-        raw = bytes(data)
+        raw = bytes(memoryview(data)[:FEED_BYTES_MAX])
         position = 0
         while position < len(raw) and not self.payload_size and not self.finished:
             end = raw.find(b"\n", position)
@@ -230,14 +233,17 @@ class _ChunkFraming:
         self.trailers[name] = value
         return name, value
 
+    @abc.abstractmethod
     def _chunk_head(self, line: bytes) -> None:
-        raise NotImplementedError
+        """The line that opens a chunk, without its CRLF."""
 
+    @abc.abstractmethod
     def _trailer_line(self, line: bytes) -> None:
-        raise NotImplementedError
+        """A line after the last chunk, with its end."""
 
+    @abc.abstractmethod
     def _line_after_end(self, line: bytes) -> None:
-        raise NotImplementedError
+        """A line after the empty one that ends the trailer."""
 
 
 class _TransferChunkedBody(_ChunkFraming):
@@ -260,6 +266,9 @@ class _TransferChunkedBody(_ChunkFraming):
             self.finished = True
         else:
             self._add_trailer(line[:-2])
+
+    def _line_after_end(self, line: bytes) -> None:
+        raise AssertionError("a finished body takes nothing")
 
 
 class _AwsChunkedBody(_ChunkFraming):

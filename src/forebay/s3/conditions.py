@@ -119,6 +119,27 @@ def check_read(headers: Mapping[str, str], current: Current) -> None:
         raise StoreError("NotModified", headers={"ETag": f'"{current.etag}"', "Last-Modified": http_date(mtime_s)})
 
 
+def range_applies(headers: Mapping[str, str], current: Current) -> bool:
+    """Whether If-Range lets a Range header count; if not, the whole object is the answer (RFC 9110 section 13.1.5).
+
+    An ETag must be strong and equal, a date exactly the object's: a download goes on only in the very same bytes.
+    """
+    validator = headers.get("if-range")
+    if validator is None:
+        return True
+    if validator.startswith('"'):
+        return validator == f'"{current.etag}"'
+    return parse_http_date(validator) == current.mtime_ns // SECOND_NS
+
+
+def check_expected_owner(headers: Mapping[str, str], owner_id: str, *, of_source: bool = False) -> None:
+    """x-amz-expected-bucket-owner, or that of the source of a copy. Raises StoreError AccessDenied."""
+    name = "x-amz-source-expected-bucket-owner" if of_source else "x-amz-expected-bucket-owner"
+    expected = headers.get(name)
+    if expected is not None and expected != owner_id:
+        raise StoreError("AccessDenied", f"The bucket is not owned by the account in {name}.")
+
+
 def check_copy_source(headers: Mapping[str, str], current: Current) -> None:
     """x-amz-copy-source-if-*. Raises StoreError PreconditionFailed."""
     if_match = headers.get("x-amz-copy-source-if-match")

@@ -21,7 +21,7 @@ from typing import NamedTuple
 from urllib.parse import quote, unquote_to_bytes
 
 from forebay.errors import StoreError
-from forebay.s3.names import SECOND_NS, parse_iso_time
+from forebay.s3.names import SECOND_NS, parse_http_date, parse_iso_time
 from forebay.s3.request import Request
 
 ALGORITHM = "AWS4-HMAC-SHA256"
@@ -280,9 +280,14 @@ def _canonical_request(
     """`names` are SignedHeaders' names in its order; a name that the request lacks counts as empty."""
     block = "".join([f"{name}:{headers.get(name, '')}\n" for name in names])
     if "  " in block:
-        block = "".join([f"{name}:{' '.join(headers.get(name, '').split())}\n" for name in names])
+        block = "".join([f"{name}:{_collapsed(headers.get(name, ''))}\n" for name in names])
     uri = path.decode() if not path.translate(None, _UNRESERVED_PATH) else quote(unquote_to_bytes(path), safe="/~")
     return f"{method}\n{uri}\n{canonical_query}\n{block}\n{signed_headers}\n{payload}".encode("latin-1")
+
+
+def _collapsed(value: str) -> str:
+    """The value with each run of spaces as one."""
+    return " ".join([word for word in value.split(" ") if word])
 
 
 def _canonical_query(query: Iterable[tuple[str, str]]) -> str:
@@ -338,8 +343,11 @@ def _amz_time(text: str) -> int | None:
 
 
 def _request_time(headers: Mapping[str, str]) -> tuple[str, int]:
-    """x-amz-date as text and as Unix time."""
-    amz_date = headers.get("x-amz-date", "")
+    """x-amz-date, or Date where there is none, as SigV4 writes it and as Unix time."""
+    amz_date = headers.get("x-amz-date")
+    if amz_date is None:
+        date_s = parse_http_date(headers.get("date", ""))
+        amz_date = "" if date_s is None else _amz_date(date_s)
     time_s = _amz_time(amz_date)
     if time_s is None:
         raise StoreError("AccessDenied", "AWS authentication requires a valid x-amz-date header (yyyymmddThhmmssZ).")

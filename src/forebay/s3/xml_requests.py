@@ -40,20 +40,20 @@ def parse_complete_multipart(body: bytes) -> list[CompletedPart]:
 
     Raises StoreError: MalformedXML, InvalidPartOrder, InvalidArgument (part number), InvalidRequest (checksum).
     """
-    root = _parse(body, "CompleteMultipartUpload", COMPLETE_BYTES_MAX)
+    root = parse_document(body, "CompleteMultipartUpload", COMPLETE_BYTES_MAX)
     parts = [_completed_part(element) for element in root.all("Part")]
     if not 1 <= len(parts) <= PART_NUMBER_MAX:
-        raise _malformed()
+        raise malformed()
     if any(later.number <= part.number for part, later in itertools.pairwise(parts)):
         raise StoreError("InvalidPartOrder")
     return parts
 
 
-def _completed_part(element: _Element) -> CompletedPart:
+def _completed_part(element: Element) -> CompletedPart:
     fields = element.fields()
     number = _required(fields, "PartNumber").strip()
     if not (number.isascii() and number.isdigit() and len(number) <= 9):
-        raise _malformed()
+        raise malformed()
     if not 1 <= int(number) <= PART_NUMBER_MAX:
         raise StoreError(
             "InvalidArgument",
@@ -88,10 +88,10 @@ def parse_delete(body: bytes) -> DeleteRequest:
 
     Raises StoreError: MalformedXML, InvalidArgument (a condition that cannot be read).
     """
-    root = _parse(body, "Delete", DELETE_BYTES_MAX)
+    root = parse_document(body, "Delete", DELETE_BYTES_MAX)
     objects = [_object_to_delete(element.fields()) for element in root.all("Object")]
     if not 1 <= len(objects) <= DELETE_OBJECTS_MAX:
-        raise _malformed()
+        raise malformed()
     return DeleteRequest(objects, root.text_of("Quiet").strip().lower() == "true")
 
 
@@ -107,7 +107,7 @@ def parse_create_bucket(body: bytes) -> str | None:
     """
     if not body.strip():
         return None
-    root = _parse(body, "CreateBucketConfiguration", SMALL_DOCUMENT_BYTES_MAX)
+    root = parse_document(body, "CreateBucketConfiguration", SMALL_DOCUMENT_BYTES_MAX)
     for name in ("Location", "Bucket", "Tags"):
         if root.first(name) is not None:
             raise StoreError("NotImplemented", f"The element {name} of CreateBucketConfiguration is not implemented.")
@@ -119,29 +119,29 @@ def parse_versioning(body: bytes) -> str:
 
     Raises StoreError: MalformedXML, IllegalVersioningConfigurationException, NotImplemented (MFA delete).
     """
-    root = _parse(body, "VersioningConfiguration", SMALL_DOCUMENT_BYTES_MAX)
+    root = parse_document(body, "VersioningConfiguration", SMALL_DOCUMENT_BYTES_MAX)
     if root.text_of("MfaDelete").strip() not in ("", "Disabled"):
         raise StoreError("NotImplemented", "MFA delete is not implemented.")
     if root.first("Status") is None:
         raise StoreError("IllegalVersioningConfigurationException", "The Versioning element must be specified")
     status = root.text_of("Status").strip()
     if status not in ("Enabled", "Suspended"):
-        raise _malformed()
+        raise malformed()
     return status
 
 
 def parse_tagging(body: bytes) -> list[tuple[str, str]]:
     """Tags in order, checked. Raises StoreError: MalformedXML, InvalidTag."""
-    tag_set = _parse(body, "Tagging", SMALL_DOCUMENT_BYTES_MAX).first("TagSet")
+    tag_set = parse_document(body, "Tagging", SMALL_DOCUMENT_BYTES_MAX).first("TagSet")
     if tag_set is None:
-        raise _malformed()
+        raise malformed()
     fields = [element.fields() for element in tag_set.all("Tag")]
     tags = [(_required(tag, "Key"), tag.get("Value", "")) for tag in fields]
     check_tags(tags)
     return tags
 
 
-class _Element:
+class Element:
     """An element of a parsed document: its name without prefix, its text, its children."""
 
     __slots__ = ("children", "name", "text")
@@ -149,33 +149,35 @@ class _Element:
     def __init__(self, name: str) -> None:
         self.name = name
         self.text = ""
-        self.children: list[_Element] = []
+        self.children: list[Element] = []
 
-    def all(self, name: str) -> Iterator[_Element]:
+    def all(self, name: str) -> Iterator[Element]:
+        """The children of that name."""
         return (child for child in self.children if child.name == name)
 
-    def first(self, name: str) -> _Element | None:
+    def first(self, name: str) -> Element | None:
+        """The first child of that name."""
         return next(self.all(name), None)
 
     def text_of(self, name: str) -> str:
         """The text of the only child of that name, empty without one. Raises StoreError MalformedXML if there are two."""
         found = list(self.all(name))
         if len(found) > 1 or (found and found[0].children):
-            raise _malformed()
+            raise malformed()
         return found[0].text if found else ""
 
     def fields(self) -> dict[str, str]:
         """The texts of all children. Raises StoreError MalformedXML if a name comes twice or a child has children."""
         fields = {child.name: child.text for child in self.children}
         if len(fields) != len(self.children) or any(child.children for child in self.children):
-            raise _malformed()
+            raise malformed()
         return fields
 
 
 def _required(fields: dict[str, str], name: str) -> str:
     text = fields.get(name)
     if not text:
-        raise _malformed()
+        raise malformed()
     return text
 
 
@@ -183,9 +185,9 @@ class _TreeBuilder:
     """Builds elements from expat's events; a document type, which could define entities, ends it."""
 
     def __init__(self, bytes_max: int) -> None:
-        self.root: _Element | None = None
+        self.root: Element | None = None
         self._bytes_max = bytes_max
-        self._open: list[_Element] = []
+        self._open: list[Element] = []
         self._count = 0
 
     def parse(self, body: bytes) -> None:
@@ -200,13 +202,13 @@ class _TreeBuilder:
         try:
             parser.Parse(body, True)
         except (expat.ExpatError, ValueError, LookupError):  # the last two: encodings that Python cannot decode
-            raise _malformed() from None
+            raise malformed() from None
 
     def _start(self, name: str, attributes: dict[str, str]) -> None:
         self._count += 1
         if len(self._open) >= DEPTH_MAX or self._count > ELEMENTS_MAX:
-            raise _malformed()
-        element = _Element(name.rpartition(":")[2] if ":" in name else name)
+            raise malformed()
+        element = Element(name.rpartition(":")[2] if ":" in name else name)
         if self._open:
             self._open[-1].children.append(element)
         else:
@@ -220,19 +222,21 @@ class _TreeBuilder:
         element = self._open[-1]
         element.text += text
         if len(element.text) > TEXT_CHARS_MAX:
-            raise _malformed()
+            raise malformed()
 
     def _doctype(self, *_: object) -> None:
-        raise _malformed()
+        raise malformed()
 
 
-def _parse(body: bytes, root_name: str, bytes_max: int) -> _Element:
+def parse_document(body: bytes, root_name: str, bytes_max: int) -> Element:
+    """A whole document. Raises StoreError MalformedXML, also if its root is another or it is too large."""
     builder = _TreeBuilder(bytes_max)
     builder.parse(body)
     if builder.root is None or builder.root.name != root_name:
-        raise _malformed()
+        raise malformed()
     return builder.root
 
 
-def _malformed() -> StoreError:
+def malformed() -> StoreError:
+    """For a document that is not what it should be."""
     return StoreError("MalformedXML")

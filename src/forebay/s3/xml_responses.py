@@ -467,6 +467,20 @@ def tagging(tags: Sequence[tuple[str, str]]) -> bytes:
     return _document("Tagging", f"<TagSet>{entries}</TagSet>")
 
 
+def access_control_policy(owner: Owner, grants: Sequence[tuple[str, str | None, str]]) -> bytes:
+    """AccessControlPolicy; each grant is (id, display name, permission), or (URI, None, permission) for a group."""
+    entries = "".join(
+        f"<Grant>{_grantee(who, name)}{_field('Permission', permission)}</Grant>" for who, name, permission in grants
+    )
+    return _document("AccessControlPolicy", _owner(owner), f"<AccessControlList>{entries}</AccessControlList>")
+
+
+def _grantee(who: str, name: str | None) -> str:
+    kind = "Group" if name is None else "CanonicalUser"
+    fields = _field("URI", who) if name is None else _field("ID", who) + _field("DisplayName", name)
+    return f'<Grantee xmlns:xsi="http://www.w3.org/2001/XMLSchema-instance" xsi:type="{kind}">{fields}</Grantee>'
+
+
 def error(fields: Sequence[tuple[str, str]]) -> bytes:
     """Error, with the elements given in order. Names that are no XML names are left out."""
     return _document("Error", *(_field(name, value) for name, value in fields if name.isidentifier()), namespace="")
