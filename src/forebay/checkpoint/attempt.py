@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from forebay.checkpoint import manifest as records
+from forebay.checkpoint import views
 from forebay.checkpoint.group import Group
 from forebay.checkpoint.manifest import MANIFEST_KEY, HostFailure, HostIndex, Manifest
 from forebay.errors import (
@@ -118,7 +119,7 @@ class Attempt:
         built = build(indexes)
         condition = Absent() if self.replaces is None else Unchanged(self.replaces)
         try:
-            data = records.encode(records.MANIFEST_FORMAT, built)
+            data = views.encode_manifest(built)
             return built, self.location.put(MANIFEST_KEY, data, condition)
         except PreconditionFailed as error:
             etag = self.committed()

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import msgspec
 
 from forebay.checkpoint import manifest as records
+from forebay.checkpoint import views
 from forebay.checkpoint.manifest import MANIFEST_KEY, Manifest
 from forebay.errors import CheckpointMissing, ObjectMissing
 from forebay.locations import Entry, Location, Unchanged
@@ -94,7 +95,8 @@ def set_temporary(checkpoint: Location, temporary: bool) -> Manifest:
     if found.temporary == temporary:
         return found
     changed = msgspec.structs.replace(found, temporary=temporary)
-    checkpoint.put(MANIFEST_KEY, records.encode(records.MANIFEST_FORMAT, changed), Unchanged(etag))
+    checkpoint.put(MANIFEST_KEY, views.encode_manifest(changed), Unchanged(etag))
+    views.write(checkpoint, changed)
     return changed
 
 

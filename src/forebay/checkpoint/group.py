@@ -28,12 +28,21 @@ class Group(Protocol):
         gone.
         """
 
+    def post(self, payload: bytes) -> None:
+        """Not collective: tell rank 0 something. Raises `SaveFailed` if rank 0 is gone."""
+
+    def take_posted(self) -> list[bytes]:
+        """On rank 0: what ranks posted since the last call. Empty elsewhere."""
+
 
 class SingleProcess:
     """The group of one."""
 
     rank = 0
     size = 1
+
+    def __init__(self) -> None:
+        self._posted: list[bytes] = []
 
     def broadcast(self, payload: bytes | None, timeout_s: float) -> bytes:
         """The payload itself."""
@@ -42,3 +51,12 @@ class SingleProcess:
 
     def check_peers(self) -> None:
         """There are no peers."""
+
+    def post(self, payload: bytes) -> None:
+        """See `Group`."""
+        self._posted.append(payload)
+
+    def take_posted(self) -> list[bytes]:
+        """See `Group`."""
+        taken, self._posted = self._posted, []
+        return taken

@@ -181,10 +181,11 @@ class _Envelope(msgspec.Struct, frozen=True):
 _Record = TypeVar("_Record", Manifest, HostIndex, HostFailure)
 
 
-def encode(format_name: str, record: Manifest | HostIndex | HostFailure) -> bytes:
-    """The record's bytes, sealed."""
+def encode(format_name: str, record: Manifest | HostIndex | HostFailure, beside: dict[str, Any] | None = None) -> bytes:
+    """The record's bytes, sealed. `beside` are fields of the envelope for other readers; they are not under the checksum."""
     body = msgspec.json.encode(record)
-    return msgspec.json.encode(_Envelope(format_name, VERSION, f"{crc64nvme(body):016x}", msgspec.Raw(body)))
+    envelope = _Envelope(format_name, VERSION, f"{crc64nvme(body):016x}", msgspec.Raw(body))
+    return msgspec.json.encode({**msgspec.structs.asdict(envelope), **(beside or {})})
 
 
 def decode(data: bytes, format_name: str, record: type[_Record], where: str) -> _Record:

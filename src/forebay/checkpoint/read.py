@@ -34,8 +34,8 @@ from forebay.locations import Location
 class LoadOptions:
     """How to load.
 
-    `memory_bytes` bounds the host memory of reads in flight, `threads` their number (None: as many as suit the location). `arrays`: what arrays come back
-    as without `like`: `saved` (each as it was; NumPy if its framework is not installed), `numpy`, `jax` or `torch`.
+    `memory_bytes` bounds the host memory of reads in flight, `threads` their number (None: as many as suit the location). `arrays`: what
+    arrays come back as without `like`: `saved` (each as it was; NumPy if its framework is not installed), `numpy`, `jax` or `torch`.
     """
 
     memory_bytes: int = 512 * 2**20

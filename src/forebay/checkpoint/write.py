@@ -63,7 +63,8 @@ class SaveOptions:
     """How to save.
 
     `memory_bytes` bounds the host memory of one process beyond the state itself; `threads` are the parts in flight (None: as many
-    as suit the location); `timeout_s` bounds the wait for other ranks. `views`: also write what TensorStore, Orbax, Levanter and Hugging Face look for.
+    as suit the location); `timeout_s` bounds the wait for other ranks. `views`: also write what TensorStore, Orbax, Levanter and Hugging
+    Face look for.
     """
 
     memory_bytes: int = 2**30
