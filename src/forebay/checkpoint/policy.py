@@ -28,6 +28,7 @@ class Every:
     until: int | None = None
 
     def __post_init__(self) -> None:
+        """Raises `ConfigError`."""
         if self.steps is not None and self.steps < 1:
             raise ConfigError(f"Every(steps={self.steps}): it must be at least 1; None turns saving by steps off")
         if self.minutes is not None and not self.minutes > 0:
@@ -45,6 +46,7 @@ class Best:
     mode: str = "min"
 
     def __post_init__(self) -> None:
+        """Raises `ConfigError`."""
         if self.mode not in ("min", "max") or self.count < 1:
             raise ConfigError(f"Best(count={self.count}, mode={self.mode!r}): count must be at least 1, mode 'min' or 'max'")
 
@@ -61,6 +63,7 @@ class Keep:
     best: Best | None = None
 
     def __post_init__(self) -> None:
+        """Raises `ConfigError`."""
         for name, value in (("last", self.last), ("every", self.every)):
             if value is not None and value < 1:
                 raise ConfigError(f"Keep({name}={value}): it must be at least 1; None turns this rule off")

@@ -223,12 +223,6 @@ class Hub(_Star):
     def _sockets(self) -> list[socket.socket]:
         return [self._listener, *(peer.sock for peer in list(self._peers.values()))]
 
-    def close(self) -> None:
-        """See `_Star`."""
-        with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)
-        super().close()
-
 
 class Spoke(_Star):
     """Another rank, connected to rank 0 at one of `hosts`."""
