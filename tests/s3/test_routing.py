@@ -200,16 +200,12 @@ def test_botocore_operations_route_to_their_names():
         ("x-amz-server-side-encryption", "AES256", "NotImplemented"),
         ("x-amz-server-side-encryption-customer-key", "a", "NotImplemented"),
         ("x-amz-object-lock-mode", "GOVERNANCE", "NotImplemented"),
-        ("x-amz-grant-read", "a", "NotImplemented"),
         ("x-amz-write-offset-bytes", "10", "NotImplemented"),
-        ("x-amz-acl", "public-read", "NotImplemented"),
-        ("x-amz-acl", "public-ready", "InvalidArgument"),
         ("x-amz-storage-class", "GLACIER", "InvalidStorageClass"),
         ("x-amz-bucket-object-lock-enabled", "true", "NotImplemented"),
-        ("x-amz-acl", "private", None),
         ("x-amz-storage-class", "STANDARD", None),
         ("x-amz-object-ownership", "BucketOwnerEnforced", None),
-        ("x-amz-meta-x-amz-acl", "public-read", None),
+        ("x-amz-meta-x-amz-object-lock-mode", "GOVERNANCE", None),
     ],
 )
 def test_headers_whose_meaning_would_be_lost(name, value, code):
