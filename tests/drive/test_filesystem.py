@@ -92,3 +92,11 @@ def test_a_disk_that_is_not_mounted_is_told_from_one_that_is_new(mount):
 def test_an_interrupted_format_left_nothing_of_anybodys(tmp_path):
     (tmp_path / ".forebay.json.77").touch()
     assert classify_folder(str(tmp_path)) is FolderKind.EMPTY
+
+
+def test_the_bare_mount_point_of_a_missing_disk_handed_into_a_container_is_suspect(mount, tmp_path):
+    """A bind mount of an empty folder is a mount point too, but no disk."""
+    (tmp_path / "host").mkdir()
+    path = mount.bind(str(tmp_path / "host"), "inside")
+    assert classify_folder(path, ELSEWHERE) is FolderKind.UNMOUNTED
+    assert classify_folder(path) is FolderKind.EMPTY

@@ -1,5 +1,6 @@
 """One drive: its identity, its index, its shard files, and the seam where faults are injected."""
 
+from forebay.drive.check import DEADLY_SIGNALS, check_index
 from forebay.drive.crash import crash_point
 from forebay.drive.filesystem import FolderKind, classify_folder, filesystem_identity
 from forebay.drive.interface import (
@@ -17,6 +18,7 @@ from forebay.drive.interface import (
 from forebay.drive.local import LocalDrive
 
 __all__ = [
+    "DEADLY_SIGNALS",
     "FORMAT_VERSION",
     "KEY_BYTES_MAX",
     "PEER_KEY_PREFIX",
@@ -29,6 +31,7 @@ __all__ = [
     "ShardReader",
     "ShardWriter",
     "Space",
+    "check_index",
     "classify_folder",
     "crash_point",
     "filesystem_identity",

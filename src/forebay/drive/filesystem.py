@@ -7,6 +7,7 @@ import os
 from collections.abc import Collection
 from enum import Enum
 from pathlib import Path
+from typing import NamedTuple
 
 from forebay.drive.failures import Reporting
 from forebay.drive.layout import IDENTITY_DRAFT_PREFIX, IDENTITY_FILE
@@ -36,15 +37,16 @@ def filesystem_identity(path: str) -> str:
         if uuid is not None:
             return f"uuid:{uuid}"
         number = os.statvfs(path).f_fsid
-        return f"fsid:{number:016x}" if number else f"mount:{_mount_source(path)}"
+        return f"fsid:{number:016x}" if number else f"mount:{_mount_of(path).source}"
 
 
 def classify_folder(path: str, remembered: Collection[str] = ()) -> FolderKind:
     """Say what `path` is; `remembered` are the filesystem identities that the peers recorded for this position.
 
-    An emptied drive lies on the filesystem that is remembered; a replaced one is a mount point of its own. Anything else
-    that is empty while another filesystem is remembered may be the bare mount point of a disk that is not there: in
-    doubt, it is UNMOUNTED. Raises DriveFailed if the folder cannot be read.
+    An emptied drive lies on the filesystem that is remembered; of a replaced one, another whole filesystem is mounted
+    right there. Anything else that is empty while another filesystem is remembered may be the bare mount point of a disk
+    that is not there, also one handed into a container: in doubt, it is UNMOUNTED. Raises DriveFailed if the folder
+    cannot be read.
     """
     folder = Path(path).absolute()
     with Reporting(path, "look at the folder"):
@@ -60,7 +62,7 @@ def classify_folder(path: str, remembered: Collection[str] = ()) -> FolderKind:
         return FolderKind.OURS
     if not is_blank(names):
         return FolderKind.FOREIGN
-    known = not remembered or os.path.ismount(folder) or filesystem_identity(path) in remembered
+    known = not remembered or _is_mounted_disk(path) or filesystem_identity(path) in remembered
     return FolderKind.EMPTY if known else FolderKind.UNMOUNTED
 
 
@@ -82,14 +84,26 @@ def _uuid(path: str) -> str | None:
     return uuid.hex() if any(uuid) else None
 
 
-def _mount_source(path: str) -> str:
-    """`type:source` of the mount that `path` is on, from /proc/self/mountinfo (proc_pid_mountinfo(5))."""
+class _Mount(NamedTuple):
+    point: str  # where it is mounted
+    root: str  # what of its filesystem is: `/` unless it is a bind mount or a subvolume
+    source: str  # type:device
+
+
+def _is_mounted_disk(path: str) -> bool:
+    """Whether `path` is where a whole filesystem is mounted."""
+    mount = _mount_of(path)
+    return mount.point == os.path.realpath(path) and mount.root == "/"
+
+
+def _mount_of(path: str) -> _Mount:
+    """The mount that `path` is on, by /proc/self/mountinfo (proc_pid_mountinfo(5)); the last one hides those before."""
     real = os.path.realpath(path)
-    best, source = "", "unknown"
+    best = _Mount("", "", "unknown")
     for line in Path("/proc/self/mountinfo").read_text().splitlines():
         fields, _, tail = line.partition(" - ")
-        point = fields.split()[4].encode().decode("unicode_escape")
+        root, point = (field.encode().decode("unicode_escape") for field in fields.split()[3:5])
         inside = real == point or real.startswith(point.rstrip("/") + "/")
-        if inside and len(point) >= len(best):
-            best, source = point, ":".join(tail.split()[:2])
-    return source
+        if inside and len(point) >= len(best.point):
+            best = _Mount(point, root, ":".join(tail.split()[:2]))
+    return best
