@@ -21,7 +21,7 @@ Writes return an `Op`: `op.wait()` in a thread (returns the result or raises), o
 
     engine.put(bucket, key, bytes | WrittenBlob, attributes, condition=None, on_done=None) -> Op[Written]
     engine.delete(bucket, key, version_id=None, condition=None, on_done=None) -> Op[Deleted]
-    engine.set_tags(bucket, key, version_id, tags, on_done=None) -> Op[str | None]
+    engine.update(bucket, key, version_id, change, on_done=None) -> Op[str | None]
     engine.create_upload(bucket, key, attributes, ...) -> Op[Upload]
     engine.put_part(bucket, key, upload_id, number, data: WrittenBlob | list[Extent]…, etag, checksums) -> Op[Part]
     engine.complete(bucket, key, upload_id, parts, finish, condition=None) -> Op[Written]

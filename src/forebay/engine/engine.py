@@ -17,7 +17,7 @@ from forebay.engine.lookup import Found
 from forebay.engine.objects import Attributes, Condition, Deleted, Written
 from forebay.engine.placement import INLINE_BYTES_MAX, UNIT_BYTES, set_of_key
 from forebay.engine.reader import Reader, cut_extents, read_blob
-from forebay.engine.records import BadRecord, Blob, Bucket, Part, Upload
+from forebay.engine.records import BadRecord, Blob, Bucket, Part, Upload, Version
 from forebay.engine.transaction import Transaction, claims_of
 from forebay.engine.writer import BlobWriter, WrittenBlob
 from forebay.errors import DriveFailed, StoreError
@@ -99,9 +99,9 @@ class Engine:
 
         return self.sets[0].read(ask)
 
-    def create_bucket(self, name: str, owner: str = "") -> Bucket:
+    def create_bucket(self, name: str, owner: str = "", config: dict[str, bytes] | None = None) -> Bucket:
         """Blocking. Raises BucketAlreadyOwnedByYou."""
-        record = Bucket(name, os.urandom(16), time.time_ns(), owner=owner)
+        record = Bucket(name, os.urandom(16), time.time_ns(), owner=owner, config=config or {})
         for index in reversed(range(len(self.sets))):
             try:
                 self.submit(buckets.put_record(record, replace=False, set_index=index)).wait()
@@ -385,17 +385,17 @@ class Engine:
         set_index = self.set_of(self.bucket(bucket_name), key).index
         return self.submit(objects.delete(bucket_name, key, version_id, condition, set_index=set_index, on_done=on_done))
 
-    def set_tags(
+    def update(
         self,
         bucket_name: str,
         key: bytes,
         version_id: str | None,
-        tags: dict[str, str],
+        change: Callable[[Version], None],
         on_done: Callable[[Op[str | None]], None] | None = None,
     ) -> Op[str | None]:
-        """Replace the tags of a version."""
+        """Change the metadata of a version in place (tags, access control list); the result is its version id."""
         set_index = self.set_of(self.bucket(bucket_name), key).index
-        return self.submit(objects.set_tags(bucket_name, key, version_id, tags, set_index=set_index, on_done=on_done))
+        return self.submit(objects.update(bucket_name, key, version_id, change, set_index=set_index, on_done=on_done))
 
     def writer(self, bucket_name: str, key: bytes) -> BlobWriter:
         """For a body that is larger than INLINE_BYTES_MAX or of unknown length. Blocking."""

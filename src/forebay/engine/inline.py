@@ -6,8 +6,8 @@ from forebay.codec import ReedSolomon
 from forebay.engine import keyspace, records
 from forebay.engine.erasure_set import ErasureSet
 from forebay.engine.lookup import Found
+from forebay.engine.placement import inline_rotation
 from forebay.engine.records import BadRecord, Version
-from forebay.engine.transaction import inline_rotation
 from forebay.errors import DriveFailed
 
 

@@ -68,7 +68,19 @@ def create(bucket: str, key: bytes, attributes: Attributes, algorithm: str, chec
     """Begin an upload. Its id starts with the time, so that uploads of a key list in order of initiation."""
     now = time.time_ns()
     upload_id = _U64.pack(now) + os.urandom(8)
-    record = Upload(upload_id, bucket, key, now, attributes.headers, attributes.metadata, attributes.tags, algorithm, checksum_type)
+    record = Upload(
+        upload_id,
+        bucket,
+        key,
+        now,
+        attributes.headers,
+        attributes.metadata,
+        attributes.tags,
+        algorithm,
+        checksum_type,
+        attributes.acl,
+        attributes.user,
+    )
 
     def judge(tx: Transaction) -> Upload:
         found = tx.bucket(bucket)
@@ -179,7 +191,16 @@ def _completed_before(tx: Transaction, bucket: str, key: bytes, upload_id: bytes
 
 def _assemble(upload: Upload, attributes: Attributes, chosen: list[Part]) -> Version:
     """The version: the parts keep the owners under which their blobs are claimed."""
-    whole = Attributes(attributes.etag, upload.headers, upload.metadata, upload.tags, attributes.checksums, attributes.checksum_type)
+    whole = Attributes(
+        attributes.etag,
+        upload.headers,
+        upload.metadata,
+        upload.tags,
+        attributes.checksums,
+        attributes.checksum_type,
+        upload.acl,
+        upload.user,
+    )
     return new_version(whole, sum(part.size for part in chosen), parts=chosen)
 
 

@@ -1,4 +1,4 @@
-"""Requests on objects: put, delete, tags. Each function builds the `Op` that is judged under the set lock."""
+"""Requests on objects: put, delete, change of metadata. Each function builds the `Op` that is judged under the set lock."""
 
 from __future__ import annotations
 
@@ -27,6 +27,8 @@ class Attributes(msgspec.Struct, frozen=True):
     tags: dict[str, str] = {}
     checksums: dict[str, str] = {}
     checksum_type: str = ""
+    acl: bytes = b""
+    user: str = ""
 
 
 class Current(NamedTuple):
@@ -194,15 +196,15 @@ def _remove(tx: Transaction, entry: lookup.Entry) -> None:
     tx.reap_later([entry.key], claims_of(entry.version()))
 
 
-def set_tags(bucket: str, key: bytes, version_id: str | None, tags: dict[str, str], **op: Any) -> Op[str | None]:
-    """Replace the tags of a version; the result is its version id."""
+def update(bucket: str, key: bytes, version_id: str | None, change: Callable[[Version], None], **op: Any) -> Op[str | None]:
+    """Change the metadata of a version in place; the result is its version id."""
 
     def judge(tx: Transaction) -> str | None:
         found = tx.bucket(bucket)
         prefix = keyspace.entry_prefix(keyspace.TABLE_OBJECT, found.bucket_id, key)
         entry = require(tx.newest(prefix) if version_id is None else tx.by_version_id(prefix, version_id), key, version_id)
         version = entry.version()
-        version.tags = tags
+        change(version)
         tx.rewrite(entry, version)
         return lookup.Found(found, key, entry, version, version_id is None).version_id
 
@@ -239,4 +241,5 @@ def new_version(
     return Version(
         os.urandom(8), owner or os.urandom(16), time.time_ns(), size, attributes.etag, attributes.headers, attributes.metadata,
         attributes.tags, attributes.checksums, attributes.checksum_type, extents or [], parts or [], inline,
+        attributes.acl, attributes.user,
     )  # fmt: skip

@@ -5,6 +5,8 @@ from __future__ import annotations
 from hashlib import blake2b
 from typing import NamedTuple
 
+from forebay.codec import crc64nvme
+
 UNIT_BYTES = 1 << 20  # a full block
 BLOCK_ALIGN_BYTES = 4096  # direct I/O
 INLINE_BYTES_MAX = 64 << 10  # larger objects get a blob
@@ -67,3 +69,8 @@ class Geometry(NamedTuple):
     def shard_of(self, blob_id: bytes, drive_position: int) -> int:
         """The shard position that a drive holds."""
         return (drive_position - self.rotation(blob_id)) % self.drives
+
+
+def inline_rotation(prefix: bytes, drives: int) -> int:
+    """Shard position s of an inline object lies on drive (s + rotation) mod n."""
+    return crc64nvme(prefix) % drives

@@ -75,6 +75,8 @@ class Version(msgspec.Struct, array_like=True):
     extents: list[Extent] = []  # of a single-part object in blobs
     parts: list[Part] = []  # of a multipart object
     inline: bool = False
+    acl: bytes = b""  # as the room above encodes it; b"": private to its owner
+    user: str = ""  # who wrote it; "": the bucket's owner
 
 
 class Bucket(msgspec.Struct, array_like=True):
@@ -100,6 +102,8 @@ class Upload(msgspec.Struct, array_like=True):
     tags: dict[str, str] = {}
     checksum_algorithm: str = ""
     checksum_type: str = ""
+    acl: bytes = b""
+    user: str = ""
 
 
 class Completed(msgspec.Struct, array_like=True):

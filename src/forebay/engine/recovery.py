@@ -26,9 +26,8 @@ from enum import Enum
 from forebay.codec import ReedSolomon
 from forebay.drive import Drive
 from forebay.engine import keyspace, records
-from forebay.engine.placement import Geometry
+from forebay.engine.placement import Geometry, inline_rotation
 from forebay.engine.records import NO_SHARD, BadRecord, Frame, Log, Version
-from forebay.engine.transaction import inline_rotation
 
 log = logging.getLogger("forebay.engine")
 

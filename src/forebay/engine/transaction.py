@@ -12,10 +12,11 @@ from typing import TypeVar
 
 import msgspec
 
-from forebay.codec import ReedSolomon, crc64nvme
+from forebay.codec import ReedSolomon
 from forebay.drive import Drive
 from forebay.engine import keyspace, lookup, records
 from forebay.engine.erasure_set import ErasureSet, OwnCopy, Value
+from forebay.engine.placement import inline_rotation
 from forebay.engine.records import BadRecord, Blob, Bucket, Pointer, Reap, Version
 from forebay.errors import StoreError
 
@@ -203,11 +204,6 @@ class Transaction:
         values = records.pack_shards(entry_key, version, shards)
         rotation = inline_rotation(prefix, geometry.drives)
         return [values[(p - rotation) % geometry.drives] for p in range(geometry.drives)]
-
-
-def inline_rotation(prefix: bytes, drives: int) -> int:
-    """Shard position s of an inline object lies on drive (s + rotation) mod n."""
-    return crc64nvme(prefix) % drives
 
 
 def claims_of(version: Version) -> list[tuple[int, bytes, bytes]]:

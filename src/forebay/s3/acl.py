@@ -1,7 +1,8 @@
 """Access control lists: who may do what with a bucket or an object.
 
-Source: https://docs.aws.amazon.com/AmazonS3/latest/userguide/acl-overview.html. A list names its owner, who may always read and write the list
-itself, and grants: a grantee (an account by its id, or one of two groups) and a permission. Canned lists are shorthands for common grants.
+Source: https://docs.aws.amazon.com/AmazonS3/latest/userguide/acl-overview.html. A list names its owner, who may always read and
+write the list itself, and grants: a grantee (an account by its id, or a group) and a permission. Canned lists are shorthands for
+common grants.
 """
 
 from __future__ import annotations
@@ -79,9 +80,10 @@ def from_headers(headers: Mapping[str, str], owner: str, bucket_owner: str, know
 
     `known` are the ids of the accounts that exist. Raises StoreError: InvalidArgument, InvalidRequest, UnresolvableGrantByEmailAddress.
     """
-    grants = [
-        grant for name, permission in _GRANT_HEADERS.items() if name in headers for grant in _header_grants(headers[name], permission, known)
-    ]
+    grants: list[Grant] = []
+    for header, permission in _GRANT_HEADERS.items():
+        if header in headers:
+            grants.extend(_header_grants(headers[header], permission, known))
     name = headers.get("x-amz-acl")
     if name is None:
         return _limited(tuple(grants)) if grants else None

@@ -168,6 +168,10 @@ PARAMETERS: dict[Operation, frozenset[str]] = {
         (Operation.LIST_PARTS, ("max-parts", "part-number-marker", "encoding-type")),
         (Operation.COMPLETE_MULTIPART_UPLOAD, ()),
         (Operation.ABORT_MULTIPART_UPLOAD, ()),
+        (Operation.GET_BUCKET_ACL, ()),
+        (Operation.PUT_BUCKET_ACL, ()),
+        (Operation.GET_OBJECT_ACL, ("versionId",)),
+        (Operation.PUT_OBJECT_ACL, ("versionId",)),
     )
 }
 IMPLEMENTED: frozenset[Operation] = frozenset(PARAMETERS)
@@ -360,11 +364,6 @@ _REFUSED_HEADERS = frozenset(
         "x-amz-copy-source-server-side-encryption-customer-algorithm",
         "x-amz-copy-source-server-side-encryption-customer-key",
         "x-amz-copy-source-server-side-encryption-customer-key-md5",
-        "x-amz-grant-full-control",
-        "x-amz-grant-read",
-        "x-amz-grant-read-acp",
-        "x-amz-grant-write",
-        "x-amz-grant-write-acp",
         "x-amz-object-lock-legal-hold",
         "x-amz-object-lock-mode",
         "x-amz-object-lock-retain-until-date",
@@ -381,11 +380,6 @@ _REFUSED_HEADERS = frozenset(
 )
 # Headers of which some values ask for nothing more than what is built: (harmless values, all values of S3, error code).
 _VALUE_HEADERS: dict[str, tuple[frozenset[str], frozenset[str], str]] = {
-    "x-amz-acl": (
-        frozenset(("private", "bucket-owner-read", "bucket-owner-full-control")),
-        frozenset(("public-read", "public-read-write", "aws-exec-read", "authenticated-read", "log-delivery-write")),
-        "InvalidArgument",
-    ),
     "x-amz-bucket-object-lock-enabled": (frozenset(("false", "False")), frozenset(("true", "True")), "InvalidArgument"),
     "x-amz-object-ownership": (
         frozenset(("BucketOwnerEnforced",)),
@@ -398,7 +392,7 @@ _CHECKED_HEADERS = _REFUSED_HEADERS.union(_VALUE_HEADERS)
 
 
 def check_headers(request: Request) -> None:
-    """Refuse request headers whose meaning would be lost: encryption, object lock, grants, append offsets, classes.
+    """Refuse request headers whose meaning would be lost: encryption, object lock, append offsets, classes.
 
     Raises StoreError: NotImplemented, InvalidArgument, InvalidStorageClass.
     """

@@ -469,9 +469,7 @@ def tagging(tags: Sequence[tuple[str, str]]) -> bytes:
 
 def access_control_policy(owner: Owner, grants: Sequence[tuple[str, str | None, str]]) -> bytes:
     """AccessControlPolicy; each grant is (id, display name, permission), or (URI, None, permission) for a group."""
-    entries = "".join(
-        f"<Grant>{_grantee(who, name)}{_field('Permission', permission)}</Grant>" for who, name, permission in grants
-    )
+    entries = "".join(f"<Grant>{_grantee(who, name)}{_field('Permission', permission)}</Grant>" for who, name, permission in grants)
     return _document("AccessControlPolicy", _owner(owner), f"<AccessControlList>{entries}</AccessControlList>")
 
 

@@ -18,8 +18,8 @@ from forebay.server.connection import Answer, Exchange
 from forebay.server.head import BadHead
 from forebay.server.message import Response
 from forebay.server.metrics import Counters
-from forebay.server.operations import buckets, copying, deleting, listing, multipart, reading, tagging, writing
-from forebay.server.services import Call, Identity, Services
+from forebay.server.operations import acls, buckets, copying, deleting, listing, multipart, reading, tagging, writing
+from forebay.server.services import ANONYMOUS, Call, Identity, Services
 
 _log = logging.getLogger("forebay.server")
 
@@ -53,6 +53,10 @@ HANDLERS: dict[Operation, Handler] = {
     Operation.LIST_PARTS: multipart.list_parts,
     Operation.COMPLETE_MULTIPART_UPLOAD: multipart.complete_multipart_upload,
     Operation.ABORT_MULTIPART_UPLOAD: multipart.abort_multipart_upload,
+    Operation.GET_BUCKET_ACL: acls.get_bucket_acl,
+    Operation.PUT_BUCKET_ACL: acls.put_bucket_acl,
+    Operation.GET_OBJECT_ACL: acls.get_object_acl,
+    Operation.PUT_OBJECT_ACL: acls.put_object_acl,
 }
 assert HANDLERS.keys() == IMPLEMENTED
 
@@ -94,13 +98,14 @@ class Gateway:
         operation = route(request)
         exchange.operation = operation
         identity, verified = self._identities.identify(request)
-        authorise(self._services.engine, identity, operation, request.bucket or "", (request.key or "").encode())
-        assert identity is not None
+        authorise(
+            self._services.engine, identity, operation, request.bucket or "", (request.key or "").encode(), request.params.get("versionId")
+        )
         handler = HANDLERS.get(operation)
         if handler is None:
             raise not_implemented(operation, request)
         check_headers(request)
-        return handler(self._services, Call(exchange, request, verified, identity, operation))
+        return handler(self._services, Call(exchange, request, verified, identity or ANONYMOUS, operation))
 
     def failed(self, exchange: Exchange, error: Exception) -> Response:
         """See Application."""

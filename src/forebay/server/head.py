@@ -74,7 +74,7 @@ def parse_head(data: bytes) -> Head:
                 raise BadHead("InvalidRequest", f"The header {name.decode()} is given twice.")
             framing[kind] = value
     content_length, chunked = _parse_framing(framing, minor_version)
-    expects_continue = _parse_expect(framing.get(b"expect"))
+    expects_continue = framing.get(b"expect", b"").lower() == b"100-continue"  # others are ignored, as S3 does
     keep_alive = _parse_connection(framing.get(b"connection"), minor_version)
     return Head(method, target, headers, content_length, chunked, expects_continue, keep_alive)
 
@@ -124,14 +124,6 @@ def _parse_framing(framing: dict[bytes, bytes], minor_version: int) -> tuple[int
     if not length.isdigit() or len(length) > CONTENT_LENGTH_DIGITS_MAX:
         raise BadHead("InvalidRequest", f"Content-Length {length[:32]!r} is not a length in bytes.")
     return int(length), False
-
-
-def _parse_expect(value: bytes | None) -> bool:
-    if value is None:
-        return False
-    if value.lower() != b"100-continue":
-        raise BadHead("InvalidRequest", f"The expectation {value[:64]!r} cannot be met.", 417)
-    return True
 
 
 def _parse_connection(value: bytes | None, minor_version: int) -> bool:

@@ -29,6 +29,10 @@ class Identity(NamedTuple):
     is_root: bool
 
 
+ANONYMOUS = Identity("", False)
+"""Of a request without a signature, once a grant has allowed it."""
+
+
 class Call:
     """One authenticated and authorised S3 request."""
 
@@ -61,6 +65,7 @@ class Services:
 
     def __init__(self, config: Config, loop: asyncio.AbstractEventLoop, blocking: ThreadPoolExecutor) -> None:
         self.config = config
+        self.accounts = {owner.id: owner.display_name for owner in (owner_of(pair.access_key) for pair in config.credentials)}
         self._loop = loop
         self._blocking = blocking
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from forebay.engine.records import Bucket
 from forebay.errors import StoreError
 from forebay.s3 import xml_responses as documents
+from forebay.s3.acl import encode, from_headers
 from forebay.s3.names import check_bucket_name
 from forebay.s3.tokens import decode_token, encode_token
 from forebay.s3.xml_requests import SMALL_DOCUMENT_BYTES_MAX, parse_create_bucket, parse_versioning
@@ -60,7 +61,9 @@ async def create_bucket(services: Services, call: Call) -> Response:
         )
     owner = call.identity.access_key
     try:
-        await services.in_thread(lambda: services.engine.create_bucket(name, owner))
+        grants = from_headers(call.headers, owner_of(owner).id, owner_of(owner).id, services.accounts)
+        config = {} if grants is None else {"acl": encode(grants)}
+        await services.in_thread(lambda: services.engine.create_bucket(name, owner, config))
     except StoreError as error:
         if error.code != "BucketAlreadyOwnedByYou":
             raise

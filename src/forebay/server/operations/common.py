@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from hashlib import md5
 
 from forebay.engine.lookup import Found
 from forebay.engine.objects import Attributes
 from forebay.engine.records import Version
+from forebay.engine.writer import WrittenBlob
 from forebay.errors import StoreError
+from forebay.s3.acl import encode, from_headers
 from forebay.s3.checksums import Algorithm, Checksum, PayloadCheck, header_of
 from forebay.s3.chunked import open_body, stored_content_encoding
 from forebay.s3.conditions import Current
 from forebay.s3.names import http_date, parse_tagging_header, user_metadata
 from forebay.server.message import Response
-from forebay.server.services import Call
+from forebay.server.services import Call, Services, owner_of
 
 XML = {"Content-Type": "application/xml"}
 OPAQUE_SUFFIX = "-1"  # the form of a multipart ETag, which no client takes for an MD5
@@ -31,10 +32,21 @@ _STORED_HEADERS = (
 _SHOWN = {name: name.title() for name in _STORED_HEADERS}
 
 
-def object_attributes(headers: Mapping[str, str]) -> Attributes:
-    """System and user metadata and tags of a request that creates an object. Raises StoreError."""
+def object_attributes(services: Services, call: Call) -> Attributes:
+    """System and user metadata, tags and access control list of a request that creates an object. Raises StoreError."""
+    headers = call.headers
     tags = parse_tagging_header(headers["x-amz-tagging"]) if "x-amz-tagging" in headers else []
-    return Attributes(headers=stored_headers(headers), metadata=user_metadata(headers), tags=dict(tags))
+    acl, user = acl_of_new_object(services, call)
+    return Attributes(headers=stored_headers(headers), metadata=user_metadata(headers), tags=dict(tags), acl=acl, user=user)
+
+
+def acl_of_new_object(services: Services, call: Call) -> tuple[bytes, str]:
+    """(access control list, user) of an object that the request creates, as records hold them. Raises StoreError."""
+    bucket = services.engine.bucket(call.bucket)
+    user = call.identity.access_key
+    owner = owner_of(user or bucket.owner).id
+    grants = from_headers(call.headers, owner, owner_of(bucket.owner).id, services.accounts)
+    return b"" if grants is None else encode(grants), "" if user == bucket.owner else user
 
 
 def stored_headers(headers: Mapping[str, str]) -> dict[str, str]:
@@ -74,6 +86,12 @@ def add_version_id(headers: dict[str, str], version_id: str | None) -> None:
         headers["x-amz-version-id"] = version_id
 
 
+def add_written_id(headers: dict[str, str], version_id: str | None) -> None:
+    """The same in answers to writes, which name no version where versioning is suspended."""
+    if version_id != "null":
+        add_version_id(headers, version_id)
+
+
 def checksum_headers(version: Version) -> dict[str, str]:
     """The checksum of a whole object, as headers."""
     headers = {header_of(Algorithm(name)): text for name, text in version.checksums.items()}
@@ -99,10 +117,19 @@ def wants_md5(policy: str, headers: Mapping[str, str], length: int | None, lengt
     return policy == "md5" or "content-md5" in headers or (length is not None and length <= length_max)
 
 
-def etag_of(check: PayloadCheck) -> str:
-    """The MD5 if it was computed, else an opaque tag that is different for every write."""
+def etag_of(check: PayloadCheck, blob: WrittenBlob | None = None) -> str:
+    """The MD5 if it was computed, else an opaque tag: the same for the same bytes, so that a part sent twice is one part."""
     digest = check.md5
-    return digest.hex() if digest is not None else os.urandom(16).hex() + OPAQUE_SUFFIX
+    if digest is not None:
+        return digest.hex()
+    return opaque_etag(blob.record.crcs, blob.size) if blob is not None else opaque_etag(b"", 0)
+
+
+def opaque_etag(fingerprint: bytes, size: int) -> str:
+    """An ETag that no client takes for an MD5 of the content. `fingerprint`: the checksums of all blocks, or of what else
+    determines the bytes.
+    """
+    return md5(fingerprint + size.to_bytes(8, "little"), usedforsecurity=False).hexdigest() + OPAQUE_SUFFIX
 
 
 def multipart_etag(part_etags: list[str]) -> str:

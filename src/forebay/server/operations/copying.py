@@ -6,7 +6,6 @@ Sources: https://docs.aws.amazon.com/AmazonS3/latest/API/API_CopyObject.html, AP
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from hashlib import md5
 from typing import NamedTuple
@@ -27,7 +26,7 @@ from forebay.s3.ranges import ByteRange, copy_range, parse_part_number
 from forebay.s3.routing import Operation
 from forebay.server.authorisation import authorise
 from forebay.server.message import Response
-from forebay.server.operations.common import OPAQUE_SUFFIX, add_version_id, checksums_of, current_of, stored_headers, xml
+from forebay.server.operations.common import acl_of_new_object, add_version_id, checksums_of, current_of, opaque_etag, stored_headers, xml
 from forebay.server.operations.writing import check_early, judge
 from forebay.server.services import Call, Services
 
@@ -36,7 +35,7 @@ def open_source(services: Services, call: Call) -> Opened:
     """The object that x-amz-copy-source names, authorised and its conditions judged. Raises StoreError."""
     source = parse_copy_source(call.headers["x-amz-copy-source"])
     key = source.key.encode()
-    authorise(services.engine, call.identity, Operation.GET_OBJECT, source.bucket, key)
+    authorise(services.engine, call.identity, Operation.GET_OBJECT, source.bucket, key, source.version_id)
     try:
         opened = services.engine.open(source.bucket, key, source.version_id)
     except StoreError as error:
@@ -55,7 +54,7 @@ async def copy_object(services: Services, call: Call) -> Response:
     source = opened.found
     condition = write_condition(call.headers)
     check_early(engine, call, condition)
-    attributes = _attributes(call, source)
+    attributes = _attributes(services, call, source)
     algorithm = checksum_algorithm(call.headers)
     if algorithm is not None and algorithm not in source.version.checksums:
         checksum = await services.in_thread(lambda: digest(engine, opened, None, algorithm))
@@ -69,7 +68,7 @@ async def copy_object(services: Services, call: Call) -> Response:
     return xml(documents.copy_object(version.etag, version.mtime_ns, _checksum(attributes.checksums)), headers)
 
 
-def _attributes(call: Call, source: Found) -> Attributes:
+def _attributes(services: Services, call: Call, source: Found) -> Attributes:
     """What the new version says of itself. Raises StoreError."""
     replaces = _directive(call, "x-amz-metadata-directive")
     replaces_tags = _directive(call, "x-amz-tagging-directive")
@@ -85,6 +84,7 @@ def _attributes(call: Call, source: Found) -> Attributes:
     tags = old.tags
     if replaces_tags:
         tags = dict(parse_tagging_header(call.headers.get("x-amz-tagging", "")))
+    acl, user = acl_of_new_object(services, call)
     return Attributes(
         etag=old.etag,
         headers=stored_headers(call.headers) if replaces else old.headers,
@@ -92,6 +92,8 @@ def _attributes(call: Call, source: Found) -> Attributes:
         tags=tags,
         checksums=old.checksums,
         checksum_type=old.checksum_type,
+        acl=acl,
+        user=user,
     )
 
 
@@ -163,7 +165,7 @@ def _copy_part(services: Services, call: Call, wanted: _PartCopy) -> Part:
         checksums = {wanted.algorithm.value: known[wanted.algorithm]}
     elif Algorithm.CRC64NVME in known:
         checksums = {Algorithm.CRC64NVME.value: known[Algorithm.CRC64NVME]}
-    etag = os.urandom(16).hex() + OPAQUE_SUFFIX
+    etag = opaque_etag(f"{source.found.version.etag} {selected.start}".encode(), selected.stop - selected.start)
     if services.config.etag == "md5":
         running = md5(usedforsecurity=False)
         for view in _read(engine, source, selected):

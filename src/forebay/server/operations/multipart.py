@@ -6,7 +6,6 @@ of an upload that names no algorithm are CRC64NVME over the whole object, as S3 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 
 from forebay.engine.multipart import PartChoice, parse_upload_id
@@ -29,12 +28,12 @@ from forebay.s3.checksums import (
 )
 from forebay.s3.conditions import write_condition
 from forebay.s3.ranges import parse_part_number
-from forebay.s3.xml_requests import COMPLETE_BYTES_MAX, CompletedPart, parse_complete_multipart
+from forebay.s3.xml_requests import COMPLETE_BYTES_MAX, parse_complete_multipart
 from forebay.server.connection import Answer
 from forebay.server.message import Response
 from forebay.server.operations.buckets import bucket_owner
 from forebay.server.operations.common import (
-    add_version_id,
+    add_written_id,
     checksums_of,
     etag_of,
     multipart_etag,
@@ -54,7 +53,7 @@ MD5_PART_BYTES_MAX = 0  # parts are where the bytes are: an MD5 only if the clie
 
 async def create_multipart_upload(services: Services, call: Call) -> Response:
     """Begin an upload."""
-    attributes = object_attributes(call.headers)
+    attributes = object_attributes(services, call)
     wanted = upload_checksum(call.headers)
     algorithm = wanted.algorithm.value if wanted else ""
     kind = wanted.type.value if wanted else ""
@@ -105,7 +104,7 @@ def _receive_part(services: Services, call: Call, upload_id: bytes, number: int,
     if blob is not None:
         crc64 = Checksum(Algorithm.CRC64NVME, blob.crc64.to_bytes(8, "big"))
         checksums.setdefault(Algorithm.CRC64NVME.value, crc64.text)
-    return services.engine.put_part(call.bucket, call.key, upload_id, number, blob, etag_of(payload.check), checksums).wait()
+    return services.engine.put_part(call.bucket, call.key, upload_id, number, blob, etag_of(payload.check, blob), checksums).wait()
 
 
 async def complete_multipart_upload(services: Services, call: Call) -> Response:
@@ -117,12 +116,12 @@ async def complete_multipart_upload(services: Services, call: Call) -> Response:
     listed = parse_complete_multipart(document)
     check_early(services.engine, call, condition)
     choices = [PartChoice(part.number, part.etag, checksums_of(part.checksum)) for part in listed]
-    finish = partial(_finish, call, listed)
+    finish = partial(_finish, call)
     written = await services.commit(
         lambda done: services.engine.complete(call.bucket, call.key, upload_id, choices, finish, judge(condition), on_done=done)
     )
     headers: dict[str, str] = {}
-    add_version_id(headers, written.version_id)
+    add_written_id(headers, written.version_id)
     version = written.version
     checksum = _stored_checksum(version.checksums)
     location = f"/{call.bucket}/{call.request.key}"
@@ -135,7 +134,7 @@ def _stored_checksum(checksums: dict[str, str]) -> Checksum | None:
     return None
 
 
-def _finish(call: Call, listed: Sequence[CompletedPart], upload: Upload, parts: list[Part]) -> Attributes:
+def _finish(call: Call, upload: Upload, parts: list[Part]) -> Attributes:
     """ETag and checksum of the whole. Raises StoreError: InvalidRequest, InvalidPart, BadDigest."""
     size_text = call.headers.get("x-amz-mp-object-size")
     if size_text is not None and size_text != str(sum(part.size for part in parts)):
@@ -144,7 +143,7 @@ def _finish(call: Call, listed: Sequence[CompletedPart], upload: Upload, parts: 
             "The provided 'x-amz-mp-object-size' header does not match what was computed.",
         )
     checksum = _whole_checksum(upload, parts)
-    _check_promises(call, upload, listed, checksum)
+    _check_promises(call, upload, checksum)
     return Attributes(
         etag=multipart_etag([part.etag for part in parts]),
         checksums=checksums_of(checksum),
@@ -163,8 +162,8 @@ def _whole_checksum(upload: Upload, parts: list[Part]) -> Checksum | None:
     return full_object(algorithm, list(zip(digests, (part.size for part in parts), strict=True)))
 
 
-def _check_promises(call: Call, upload: Upload, listed: Sequence[CompletedPart], checksum: Checksum | None) -> None:
-    """What the client says of the object's checksum, and of those of its parts."""
+def _check_promises(call: Call, upload: Upload, checksum: Checksum | None) -> None:
+    """What the client says of the object's checksum. What it says of its parts' was compared when they were chosen."""
     kind = checksum_type(call.headers)
     if kind is not None and kind != (upload.checksum_type or ChecksumType.FULL_OBJECT):
         raise StoreError(
@@ -172,14 +171,6 @@ def _check_promises(call: Call, upload: Upload, listed: Sequence[CompletedPart],
             f"The upload was created using the {upload.checksum_type or ChecksumType.FULL_OBJECT} checksum mode. The "
             "complete request must use the same checksum mode.",
         )
-    if upload.checksum_algorithm and upload.checksum_type == ChecksumType.COMPOSITE:
-        for part in listed:
-            if part.checksum is None:
-                raise StoreError(
-                    "InvalidRequest",
-                    f"The upload was created using a {upload.checksum_algorithm.lower()} checksum. The complete request "
-                    f"must include the checksum for each part. It was missing for part {part.number} in the request.",
-                )
     promised = object_checksum(call.headers)
     if promised is None:
         return

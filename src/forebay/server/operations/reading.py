@@ -13,7 +13,7 @@ from forebay.engine.records import Part, Version
 from forebay.errors import StoreError
 from forebay.s3 import xml_responses as documents
 from forebay.s3.checksums import Algorithm, Checksum, header_of, parse_checksum
-from forebay.s3.conditions import check_read
+from forebay.s3.conditions import check_read, range_applies
 from forebay.s3.names import http_date
 from forebay.s3.ranges import ByteRange, content_range, parse_part_number, resolve_range
 from forebay.server.message import Response, Stream
@@ -66,25 +66,41 @@ def _chunks(engine: Engine, opened: Opened, start: int, stop: int) -> Iterator[m
 def describe(call: Call, found: Found) -> tuple[Response, ByteRange]:
     """An answer without its body, and which bytes that is. Raises StoreError for conditions and ranges."""
     version = found.version
-    check_read(call.headers, current_of(version))
+    asked = call.headers
+    current = current_of(version)
+    check_read(asked, current)
     headers = object_headers(found)
-    for name, shown in _OVERRIDES.items():
-        if name in call.params:
-            headers[shown] = _header_value(name, call.params[name])
-    wants_checksum = call.headers.get("x-amz-checksum-mode", "").upper() == "ENABLED"
-    if "partNumber" in call.params:
-        part, selected = select_part(version, call.params["partNumber"], call.headers)
-        if version.parts:
-            headers["x-amz-mp-parts-count"] = str(len(version.parts))
+    wants_checksum = "x-amz-checksum-mode" in asked and asked["x-amz-checksum-mode"].upper() == "ENABLED"
+    if call.params:
+        _override(headers, call.params)
+        if "partNumber" in call.params:
+            return _describe_part(call, version, headers, wants_checksum)
+    selected = None
+    if "range" in asked and range_applies(asked, current):
+        selected = resolve_range(asked["range"], version.size)
+    if selected is None:
         if wants_checksum:
-            headers.update(_part_checksum_headers(version, part))
-    else:
-        chosen = resolve_range(call.headers.get("range"), version.size)
-        if chosen is None:
-            if wants_checksum:
-                headers.update(checksum_headers(version))
-            return Response(200, headers), ByteRange(0, version.size)
-        selected = chosen
+            headers.update(checksum_headers(version))
+        return Response(200, headers), ByteRange(0, version.size)
+    headers["Content-Range"] = content_range(selected, version.size)
+    return Response(206, headers), selected
+
+
+def _override(headers: dict[str, str], params: Mapping[str, str]) -> None:
+    """The response-* parameters."""
+    for name, shown in _OVERRIDES.items():
+        if name in params:
+            headers[shown] = _header_value(name, params[name])
+
+
+def _describe_part(
+    call: Call, version: Version, headers: dict[str, str], wants_checksum: bool
+) -> tuple[Response, ByteRange]:
+    part, selected = select_part(version, call.params["partNumber"], call.headers)
+    if version.parts:
+        headers["x-amz-mp-parts-count"] = str(len(version.parts))
+    if wants_checksum:
+        headers.update(_part_checksum_headers(version, part))
     if selected.stop > selected.start:
         headers["Content-Range"] = content_range(selected, version.size)
     return Response(206, headers), selected
@@ -102,8 +118,7 @@ def select_part(version: Version, text: str, headers: Mapping[str, str]) -> tupl
         if part.number == number:
             return part, ByteRange(start, start + part.size)
         start += part.size
-    count = str(len(version.parts) or 1)
-    raise StoreError("InvalidPartNumber", PartNumberRequested=text, ActualPartCount=count)
+    raise StoreError("InvalidPart", f"The object has {len(version.parts) or 1} parts.", PartNumber=text)
 
 
 def _part_checksum_headers(version: Version, part: Part | None) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from forebay.engine.records import Version
 from forebay.s3 import xml_responses as documents
 from forebay.s3.xml_requests import SMALL_DOCUMENT_BYTES_MAX, parse_tagging
 from forebay.server.message import Response
@@ -30,7 +31,10 @@ async def delete_object_tagging(services: Services, call: Call) -> Response:
 
 
 async def _set(services: Services, call: Call, tags: dict[str, str], status: int) -> Response:
-    version_id = await services.commit(lambda done: services.engine.set_tags(call.bucket, call.key, call.version_id, tags, on_done=done))
+    def change(version: Version) -> None:
+        version.tags = tags
+
+    version_id = await services.commit(lambda done: services.engine.update(call.bucket, call.key, call.version_id, change, on_done=done))
     headers: dict[str, str] = {}
     add_version_id(headers, version_id)
     return Response(status, headers)

@@ -23,7 +23,7 @@ from forebay.s3.conditions import WriteCondition, write_condition
 from forebay.server.connection import Answer
 from forebay.server.message import Response
 from forebay.server.operations.common import (
-    add_version_id,
+    add_written_id,
     checksum_headers,
     checksums_of,
     current_of,
@@ -71,7 +71,7 @@ def put_object(services: Services, call: Call) -> Answer:
     services.engine.bucket(call.bucket)
     condition = write_condition(call.headers)
     check_early(services.engine, call, condition)
-    attributes = object_attributes(call.headers)
+    attributes = object_attributes(services, call)
     payload = open_payload(services, call, OBJECT_BYTES_MAX, MD5_OBJECT_BYTES_MAX, Algorithm.CRC64NVME)
     if not payload.is_small:
         return _put_large(services, call, attributes, condition, payload)
@@ -111,7 +111,7 @@ async def _put_small(
     payload: Payload,
     data: bytes,
 ) -> Response:
-    described = with_digests(attributes, payload.check, payload.check.checksum)
+    described = with_digests(attributes, etag_of(payload.check), payload.check.checksum)
     written = await services.commit(
         lambda done: services.engine.put(call.bucket, call.key, data, described, judge(condition), on_done=done)
     )
@@ -134,7 +134,7 @@ def _receive_and_put(
     wire: Wire,
 ) -> Written:
     blob = receive_blob(engine, call, payload, wire)
-    described = with_digests(attributes, payload.check, blob_checksum(payload.check, blob))
+    described = with_digests(attributes, etag_of(payload.check, blob), blob_checksum(payload.check, blob))
     data = blob if blob is not None else b""
     return engine.put(call.bucket, call.key, data, described, judge(condition)).wait()
 
@@ -178,11 +178,11 @@ def blob_checksum(check: PayloadCheck, blob: WrittenBlob | None) -> Checksum | N
     return Checksum(Algorithm.CRC64NVME, blob.crc64.to_bytes(8, "big"))
 
 
-def with_digests(attributes: Attributes, check: PayloadCheck, checksum: Checksum | None) -> Attributes:
+def with_digests(attributes: Attributes, etag: str, checksum: Checksum | None) -> Attributes:
     """`attributes` with ETag and checksum."""
     return msgspec.structs.replace(
         attributes,
-        etag=etag_of(check),
+        etag=etag,
         checksums=checksums_of(checksum),
         checksum_type=checksum.type.value if checksum is not None else "",
     )
@@ -210,5 +210,5 @@ def answer(written: Written) -> Response:
     """The answer to a successful PutObject."""
     version = written.version
     headers = {"ETag": f'"{version.etag}"', **checksum_headers(version)}
-    add_version_id(headers, written.version_id)
+    add_written_id(headers, written.version_id)
     return Response(200, headers)
