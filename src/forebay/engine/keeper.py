@@ -75,7 +75,7 @@ class ScrubStatus(msgspec.Struct, frozen=True):
 class Keeper:
     """See the module."""
 
-    def __init__(self, engine: Engine, layout: Layout, options: Options = Options(), alive_pids: Callable[[], set[int]] = set) -> None:
+    def __init__(self, engine: Engine, layout: Layout, options: Options | None = None, alive_pids: Callable[[], set[int]] = set) -> None:
         """`engine` is the supervisor's own and stays the caller's to close; `alive_pids` are the processes that may write to drives."""
         raise NotImplementedError
 
