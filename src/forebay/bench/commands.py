@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -13,15 +13,20 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from forebay.bench.compare import load_results
+from forebay.bench.compare import report_of as compare_report_of
 from forebay.bench.errors import BenchmarkFailed
 from forebay.bench.figures import parse_size
+from forebay.bench.mlperf import MlperfOptions, folder_target, run_mlperf, store_target
+from forebay.bench.mlperf_plan import CHECKPOINTS, Workload, workload_of
+from forebay.bench.mlperf_result import report_of as mlperf_report_of
 from forebay.bench.page import render_page
 from forebay.bench.report import Report
 from forebay.bench.result import write_json
 from forebay.bench.s3 import S3Options, run_s3
 from forebay.bench.s3_result import report_of as s3_report_of
 from forebay.bench.store import Geometry, Store, running_store, temporary_store
-from forebay.bench.terminal import Show, print_report
+from forebay.bench.terminal import Show, output_console, print_report
 from forebay.bench.wire import endpoint_of
 
 app = typer.Typer(
@@ -120,6 +125,87 @@ def s3(
     _deliver(result, s3_report_of(result), json, html)
 
 
+@app.command()
+def mlperf(
+    target: Annotated[str, typer.Option(help="s3://BUCKET[/PREFIX] on the store, or /a/folder. Default with --drives: a bucket.")] = "",
+    model: Annotated[str, typer.Option(help="8b, 70b, 405b or 1t: Llama 3.1 as the rules size it.")] = "8b",
+    processes: Annotated[int | None, typer.Option(min=1, help="Writing processes. Default: as the rules say (8, 64, 512, 1024).")] = None,
+    scale: Annotated[str, typer.Option(help="1, or 1/N for objects N times smaller; then not comparable with published results.")] = "1",
+    client: Annotated[str, typer.Option(help="forebay, wire, boto3, s3torchconnector, s3dlio; for a folder: forebay, posix.")] = "forebay",
+    writes: Annotated[int, typer.Option(min=1, help="Checkpoints written.")] = CHECKPOINTS,
+    reads: Annotated[int, typer.Option(min=0, help="Checkpoints read afterwards.")] = CHECKPOINTS,
+    pause: Annotated[float, typer.Option(min=0, help="Seconds between checkpoints, not timed.")] = 5.0,
+    drop_caches: Annotated[bool, typer.Option(help="Drop this host's page cache before the reads (as root).")] = True,
+    verify: Annotated[bool, typer.Option(help="After the timed reads, read one checkpoint again and compare every byte.")] = True,
+    endpoint: EndpointOption = None,
+    drives: DrivesOption = None,
+    parity: ParityOption = None,
+    workers: WorkersOption = None,
+    folder: FolderOption = Path(),
+    region: RegionOption = "us-east-1",
+    geometry: GeometryOption = None,
+    limit_dir: LimitOption = None,
+    json: JsonOption = None,
+    html: HtmlOption = None,
+    quiet: QuietOption = False,
+) -> None:
+    """MLPerf Storage's checkpointing workload: exact bytes, order, processes and barriers.
+
+    Ten checkpoints are written, then ten read. The result has the names of the reference harness's summary.json and, beside them, the
+    real average, the first against the second half, part latencies, and what the machine could do at best.
+
+        forebay bench mlperf --drives 4 --scale 1/64 --json summary.json
+
+        forebay bench mlperf --endpoint http://10.0.0.5:9000 --target s3://bench --client s3torchconnector
+    """
+    options = MlperfOptions(
+        workload=_workload(model, processes, scale),
+        client=client,
+        writes=writes,
+        reads=reads,
+        pause_s=pause,
+        drop_caches=drop_caches,
+        verify=verify,
+    )
+    with _reported_failures(), Show(quiet=quiet) as show, ExitStack() as stack:
+        if target and not target.startswith("s3://"):
+            place = stack.enter_context(folder_target(Path(target)))
+        else:
+            store = stack.enter_context(_store(endpoint, drives, parity, workers, folder, region, geometry, limit_dir))
+            place = stack.enter_context(store_target(store, *_bucket_and_prefix(target)))
+        result = run_mlperf(options, place, show)
+    _deliver(result, mlperf_report_of(result), json, html)
+
+
+@app.command()
+def compare(
+    results: Annotated[list[Path], typer.Argument(help="JSON files that `forebay bench mlperf --json` wrote.", exists=True)],
+    html: HtmlOption = None,
+) -> None:
+    """Runs of `bench mlperf` side by side, with the published v3.0 rows and what each row was measured under."""
+    with _reported_failures():
+        report = compare_report_of([path.stem for path in results], load_results(results))
+    print_report(report, output_console())
+    if html is not None:
+        html.write_text(render_page(report), encoding="utf-8")
+
+
+def _workload(model: str, processes: int | None, scale: str) -> Workload:
+    try:
+        return workload_of(model, processes, scale)
+    except BenchmarkFailed as error:
+        raise typer.BadParameter(str(error)) from error
+
+
+def _bucket_and_prefix(target: str) -> tuple[str, str]:
+    if not target:
+        return "forebay-bench-mlperf", ""
+    bucket, _, prefix = target.removeprefix("s3://").partition("/")
+    if not bucket:
+        raise typer.BadParameter(f"{target!r} names no bucket: write s3://BUCKET/PREFIX", param_hint="--target")
+    return bucket, prefix
+
+
 def _names(text: str) -> list[str]:
     return [name.strip() for name in text.split(",") if name.strip()]
 
@@ -181,8 +267,8 @@ def _reported_failures() -> Iterator[None]:
 
 
 def _deliver(result: msgspec.Struct, report: Report, json: Path | None, html: Path | None) -> None:
-    print_report(report, Console())
-    if json is not None:
+    if json is not None:  # the files first: nothing that happens to the terminal may lose a long run
         write_json(result, json)
     if html is not None:
         html.write_text(render_page(report), encoding="utf-8")
+    print_report(report, output_console())

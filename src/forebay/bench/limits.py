@@ -17,6 +17,7 @@ from forebay.bench.machine import filesystem_of
 
 BLOCK_BYTES = 4 << 20
 TCP_BLOCK_BYTES = 1 << 20
+TCP_SECONDS_MAX = 1.0
 BYTES_MAX = 8 << 30  # however fast the disk, no more than this is written in a sample
 FREE_BYTES_MIN = 1 << 30  # left free on the filesystem whatever is measured
 

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from forebay.bench.limits import BLOCK_BYTES, TCP_BLOCK_BYTES
+from forebay.bench.limits import BLOCK_BYTES, TCP_BLOCK_BYTES, TCP_SECONDS_MAX
 from forebay.bench.seat import Seat, client_main
 
 
@@ -97,7 +97,7 @@ def _tcp_bytes(seconds: float) -> int:
 
 
 def measure(seat: Seat) -> dict[str, Any]:
-    """Stretches `write`, `read` and `tcp` of `job["seconds"]` each, in `job["folder"]`, by `job["threads"]` threads."""
+    """Stretches `write`, `read` and `tcp` of `job["seconds"]` (the last of a second at most), in `job["folder"]`, by `job["threads"]` threads."""
     folder, threads, seconds = Path(seat.job["folder"]), seat.job["threads"], seat.job["seconds"]
     disks = [_Disk(folder / f"forebay-limit-{os.getpid()}-{i}", seat.job["bytes_max"] // threads) for i in range(threads)]
     try:
@@ -109,7 +109,7 @@ def measure(seat: Seat) -> dict[str, Any]:
         for disk in disks:
             disk.path.unlink(missing_ok=True)
     seat.barrier("tcp", {"bytes": sum(disk.moved_bytes for disk in disks)})
-    return {"bytes": _tcp_bytes(seconds)}
+    return {"bytes": _tcp_bytes(min(seconds, TCP_SECONDS_MAX))}
 
 
 if __name__ == "__main__":

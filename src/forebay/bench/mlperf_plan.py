@@ -2,7 +2,8 @@
 
 Source: the public rules and configurations of MLPerf Storage v3.0 (github.com/mlcommons/storage). A checkpoint of the 8B model is what
 ZeRO-3 leaves: every process holds an equal share of the fp16 parameters (`model_states`) and of the fp32 optimizer state
-(`optim_states`: master copy and two moments), and writes one object for each.
+(`optim_states`: master copy and two moments), and writes one object for each. For the larger models the rules publish the total only,
+to three digits; they are split here as the 8B model is, 1 to 6.
 """
 
 from __future__ import annotations
@@ -12,8 +13,11 @@ import re
 from dataclasses import dataclass
 from fractions import Fraction
 
+import msgspec
+
 from forebay.bench.errors import BenchmarkFailed
 from forebay.bench.figures import GIB, MIB
+from forebay.bench.wire import Endpoint
 
 PART_BYTES = 32 * MIB
 READ_BLOCK_BYTES = 128 * MIB
@@ -21,8 +25,6 @@ CHECKPOINTS = 10  # written, then read
 IN_FLIGHT_TOTAL = 16
 IN_FLIGHT_MIN = 2
 ALIGN_BYTES = 16  # sizes of scaled runs are multiples of this
-MODEL_BYTES_PER_PARAMETER = 2  # fp16
-OPTIMIZER_BYTES_PER_PARAMETER = 12  # fp32 master copy and two moments
 
 
 @dataclass(frozen=True)
@@ -41,24 +43,21 @@ class Model:
 
 
 def _published(name: str, processes: int, total_bytes: int) -> Model:
-    """A model of which the rules give the size of a checkpoint: split like the 8B model's, 1 part to 6."""
+    """A model of which the rules give only the size of a checkpoint."""
     model_bytes = total_bytes // 7 // processes * processes
     optimizer_bytes = (total_bytes - model_bytes) // processes * processes
     return Model(name, processes, model_bytes, optimizer_bytes)
 
 
-_8B_PARAMETERS = 8_030_261_248
-
 MODELS = {
-    "llama3-8b": Model("llama3-8b", 8, MODEL_BYTES_PER_PARAMETER * _8B_PARAMETERS, OPTIMIZER_BYTES_PER_PARAMETER * _8B_PARAMETERS),
+    "llama3-8b": Model("llama3-8b", 8, 8 * 2_007_565_312, 8 * 12_045_637_632),  # as the reference harness writes it
     "llama3-70b": _published("llama3-70b", 64, 912 * GIB),
     "llama3-405b": _published("llama3-405b", 512, round(5.29 * 1024 * GIB)),
     "llama3-1t": _published("llama3-1t", 1024, 18 * 1024 * GIB),
 }
 
 
-@dataclass(frozen=True)
-class ObjectPlan:
+class ObjectPlan(msgspec.Struct, frozen=True):
     """One object of a checkpoint, under the checkpoint's folder."""
 
     name: str
@@ -98,6 +97,30 @@ class Workload:
     def _share(self, total_bytes: int) -> int:
         exact = Fraction(total_bytes, self.processes) * self.scale
         return int(exact) if self.scale == 1 else max(1, round(exact / ALIGN_BYTES)) * ALIGN_BYTES
+
+
+class RankJob(msgspec.Struct, frozen=True, kw_only=True):
+    """What one client process is to do: write its objects of every checkpoint, then read them, then verify some."""
+
+    target: str  # s3://bucket/prefix or a folder
+    endpoint: Endpoint | None
+    client: str
+    objects: list[ObjectPlan]
+    in_flight: int
+    seed: str
+    writes: int
+    reads: int
+    verifies: int
+
+
+def checkpoint_folder(number: int) -> str:
+    """The folder of a checkpoint, below the run's."""
+    return f"global_epoch{number + 1}_step1"
+
+
+def pieces(size_bytes: int, piece_bytes: int) -> list[tuple[int, int]]:
+    """(offset, length) of the pieces of an object; the last may be shorter."""
+    return [(offset, min(piece_bytes, size_bytes - offset)) for offset in range(0, size_bytes, piece_bytes)]
 
 
 def workload_of(model: str, processes: int | None, scale: str) -> Workload:

@@ -31,6 +31,7 @@ from forebay.bench.wire import Connection
 
 OPERATIONS = ("put", "get", "mixed", "list")
 SMALL_BYTES_MAX = 256 * KIB
+GAUGE_SECONDS_MAX = 5.0  # as long as the stretches that it judges: disks take short bursts faster
 SETTLE_S = 0.5  # after deleting what a stretch wrote
 WORK = "forebay.bench.s3_work"  # run as client processes, not imported
 
@@ -68,7 +69,7 @@ def run_s3(options: S3Options, store: Store, bucket: str | None, show: Show) -> 
     """Measure `store`. What is written is removed again, or goes with the store that the benchmark started."""
     options.validate()
     run = Run()
-    gauge = None if store.limit_folder is None else Gauge(store.limit_folder)
+    gauge = None if store.limit_folder is None else Gauge(store.limit_folder, seconds=min(options.seconds, GAUGE_SECONDS_MAX))
     if gauge is not None and filesystem_of(gauge.folder).is_memory:
         run.note(f"{gauge.folder} is memory, not a drive: nothing here says how fast a drive would be.")
     if gauge is None:
@@ -92,13 +93,7 @@ def _result(run: Run, store: Store, measurements: list[Measurement], gauge: Gaug
     limits = gauge.limits() if gauge is not None and gauge.samples else None
     if store.geometry is None and limits is not None:
         run.note("The store's erasure geometry is unknown: say --geometry 3+1, or its writes are compared with an uncoded limit.")
-    facts = StoreFacts(
-        endpoint=store.endpoint.url,
-        geometry="unknown" if store.geometry is None else str(store.geometry),
-        started_by_benchmark=store.started_here,
-        on_this_host=bool(store.process_roots),
-        peak_resident_bytes=store.peak_resident_bytes(),
-    )
+    facts = store_facts_of(store)
     if limits is not None:
         write_factor = 1.0 if store.geometry is None else store.geometry.write_factor
         ceilings = {"put": limits.direct_write_bytes_per_s / write_factor, "get": limits.direct_read_bytes_per_s}
@@ -106,6 +101,18 @@ def _result(run: Run, store: Store, measurements: list[Measurement], gauge: Gaug
     folders = [] if gauge is None else [gauge.folder]
     head = run.head(folders, ["uvloop", "awscrt", "cryptography"])
     return S3Result(head=head, store=facts, measurements=measurements, limits=limits, notes=run.notes)
+
+
+def store_facts_of(store: Store) -> StoreFacts:
+    """What the result says of the store."""
+    return StoreFacts(
+        endpoint=store.endpoint.url,
+        geometry="unknown" if store.geometry is None else str(store.geometry),
+        started_by_benchmark=store.started_here,
+        on_this_host=bool(store.process_roots),
+        peak_resident_bytes=store.peak_resident_bytes(),
+        reported=store.facts(),
+    )
 
 
 class _Bench:
@@ -136,7 +143,7 @@ class _Bench:
         processes = options.processes or (max(1, _cores() // 2) if small else _cores())
         jobs = self._jobs(setup, fill + warm + timed, connections, processes)
         first = len(fill + warm)
-        rounds = range(first, first + len(timed) + 1, len(operations))
+        rounds = [first] if small else range(first, first + len(timed) + 1, len(operations))
         readings = self._readings(jobs, fill + warm + timed, sample_before=rounds)[first:]
         return [self._measurement(operation, setup, jobs, readings[index :: len(operations)]) for index, operation in enumerate(operations)]
 

@@ -77,6 +77,7 @@ class StoreFacts(msgspec.Struct, frozen=True, kw_only=True):
     started_by_benchmark: bool
     on_this_host: bool
     peak_resident_bytes: int | None
+    reported: list[tuple[str, str]]  # what it says of itself
 
 
 class S3Result(msgspec.Struct, frozen=True, kw_only=True):
@@ -103,7 +104,7 @@ def report_of(result: S3Result) -> Report:
     ]
     if result.limits is not None:
         sections.append(limits_section(result.limits))
-    sections.append(machine_section(result.head, _store_facts(result.store)))
+    sections.append(machine_section(result.head, store_facts(result.store)))
     return Report(
         title="S3 benchmark",
         subtitle=f"{result.store.endpoint}, geometry {result.store.geometry}, {result.head.started_at}",
@@ -233,7 +234,8 @@ def _timelines(measured: list[Measurement]) -> list[Lines]:
     return charts
 
 
-def _store_facts(store: StoreFacts) -> list[tuple[str, str]]:
+def store_facts(store: StoreFacts) -> list[tuple[str, str]]:
+    """The store's rows in the table of the machine and the run."""
     facts = [
         ("store", store.endpoint + (" (started by the benchmark)" if store.started_by_benchmark else "")),
         ("erasure geometry", store.geometry),
@@ -241,4 +243,4 @@ def _store_facts(store: StoreFacts) -> list[tuple[str, str]]:
     ]
     if store.peak_resident_bytes is not None:
         facts.append(("store's peak memory", f"{show_size(store.peak_resident_bytes)} (sum over its processes)"))
-    return facts
+    return facts + store.reported

@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import msgspec
 
@@ -55,6 +55,12 @@ class Store(msgspec.Struct, frozen=True, kw_only=True):
     process_roots: frozenset[int]  # empty: not on this host, or not ours to see
     started_here: bool
     limit_folder: Path | None  # a folder on the drives' filesystem; None: its limits cannot be measured here
+    said: dict[str, Any]  # what it reports of itself
+
+    def facts(self) -> list[tuple[str, str]]:
+        """What a reader should know of it, as it reports it."""
+        names = ("version", "sets", "drives_per_set", "parity", "write_quorum", "workers", "buffer_bytes")
+        return [(f"store's {name.replace('_', ' ')}", str(self.said[name])) for name in names if name in self.said]
 
     def cpu_seconds(self) -> float | None:
         """CPU seconds of its processes so far, or None."""
@@ -66,7 +72,10 @@ class Store(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def running_store(endpoint: Endpoint, geometry: Geometry | None, limit_folder: Path | None) -> Store:
-    """A store that somebody else runs at `endpoint`. Raises BenchmarkFailed when nothing listens there."""
+    """A store that somebody else runs at `endpoint`; what it does not say of itself is taken from the arguments.
+
+    Raises BenchmarkFailed when nothing listens there.
+    """
     try:
         socket.create_connection((endpoint.host, endpoint.port), 10).close()
     except OSError as error:
@@ -74,12 +83,15 @@ def running_store(endpoint: Endpoint, geometry: Geometry | None, limit_folder: P
             f"nothing answers at {endpoint.url} ({error.strerror or error}); start a store there, "
             "or let the benchmark start one with --drives N"
         ) from error
+    roots = frozenset(server_roots(endpoint.host, endpoint.port))
+    said = what_it_says(endpoint)
     return Store(
         endpoint=endpoint,
-        geometry=geometry,
-        process_roots=frozenset(server_roots(endpoint.host, endpoint.port)),
+        geometry=geometry or _geometry_said(said),
+        process_roots=roots,
         started_here=False,
-        limit_folder=limit_folder,
+        limit_folder=limit_folder or (_drives_folder(said) if roots else None),
+        said=said,
     )
 
 
@@ -95,26 +107,47 @@ def temporary_store(folder: Path, drives: int, parity: int | None, workers: int 
         for path in paths:
             path.mkdir()
         with _server(paths, root, parity, workers) as (process, endpoint):
-            known_parity = default_parity(drives) if parity is None else parity
+            said = what_it_says(endpoint)
             yield Store(
                 endpoint=endpoint,
-                geometry=Geometry(data=drives - known_parity, parity=known_parity),
+                geometry=_geometry_said(said),
                 process_roots=frozenset({process.pid}),
                 started_here=True,
                 limit_folder=root,
+                said=said,
             )
     finally:
         shutil.rmtree(root)
 
 
-def default_parity(drives: int) -> int:
-    """The parity that the server chooses by itself for one set of `drives`.
+def what_it_says(endpoint: Endpoint) -> dict[str, Any]:
+    """What a Forebay says of itself to its root user (`/forebay/admin/cluster` and `/node`); empty for any other store."""
+    connection = Connection(endpoint)
+    said: dict[str, Any] = {}
+    try:
+        for subject in ("cluster", "node"):
+            said |= msgspec.json.decode(connection.request("GET", f"/forebay/admin/{subject}", expect=(200,)).body)
+    except (BenchmarkFailed, msgspec.DecodeError):  # another store, or keys that are not root's
+        return {}
+    finally:
+        connection.close()
+    return said
 
-    None for one, one for up to seven, then two to four.
-    """
-    if drives < 8:
-        return min(1, drives - 1)
-    return min(4, drives // 4)
+
+def _geometry_said(said: dict[str, Any]) -> Geometry | None:
+    if "drives_per_set" not in said:
+        return None
+    return Geometry(data=said["drives_per_set"] - said["parity"], parity=said["parity"])
+
+
+def _drives_folder(said: dict[str, Any]) -> Path | None:
+    """A folder beside the first drive, on its filesystem, that can be written to."""
+    for drive in said.get("drives", []):
+        path = Path(drive.get("path") or "/nonexistent")
+        if path.is_dir():
+            beside = path.parent if path.parent.stat().st_dev == path.stat().st_dev else path
+            return beside if os.access(beside, os.W_OK) else None
+    return None
 
 
 @contextmanager

@@ -18,6 +18,9 @@ from forebay.bench.report import Report, Table
 _LEVEL_STYLE = {"good": "bold green", "plain": "bold", "bad": "bold red"}
 
 
+_PLAIN_WIDTH = 120
+
+
 class Show:
     """A progress bar on standard error.
 
@@ -57,6 +60,12 @@ class Show:
         """So many bytes have moved since the step began."""
         elapsed_s = time.monotonic() - self._start_s
         self._progress.update(self._task, completed=elapsed_s, rate=show_rate(size_bytes / max(elapsed_s, 1e-3)))
+
+
+def output_console() -> Console:
+    """Standard output: as wide as the terminal, or wide enough for every table when it is none."""
+    console = Console()
+    return console if console.is_terminal else Console(width=_PLAIN_WIDTH)
 
 
 def print_report(report: Report, console: Console) -> None:
