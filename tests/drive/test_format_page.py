@@ -1,5 +1,6 @@
 """The format page and the code say the same."""
 
+import os
 import re
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import pytest
 
 from forebay.drive import FORMAT_VERSION, PEER_KEY_PREFIX, SEQ_KEY, Identity, LocalDrive, layout
 from forebay.drive.local import RESERVE_BYTES_MIN, RESERVE_FRACTION
-from forebay.drive.testing import BLOB, put_shard
+from forebay.drive.testing import BLOB, IDENTITY, put_shard
 
 PAGE = Path(__file__).parents[2] / "docs" / "formats" / "drive.md"
 
@@ -65,15 +66,13 @@ def test_modes_keys_and_limits(drive, folder):
 @pytest.mark.parametrize("step", ["shard", "format"])
 def test_the_order_of_writing(tmp_path, monkeypatch, step):
     """Names follow bytes: content is synced before its name is given, the folder after."""
-    import os
-
     calls: list[str] = []
     target = lambda descriptor: os.path.relpath(os.readlink(f"/proc/self/fd/{descriptor}"), tmp_path)  # noqa: E731
     kind = lambda path: re.sub(r"[0-9a-f]{16,}.*", "FILE", path)  # noqa: E731
     real_fsync, real_fdatasync, real_link, real_rename = os.fsync, os.fdatasync, os.link, Path.rename
 
     if step == "shard":
-        LocalDrive.format(str(tmp_path / "d"), IDENTITY_HERE)
+        LocalDrive.format(str(tmp_path / "d"), IDENTITY)
         drive = LocalDrive.open(str(tmp_path / "d"), reserve_bytes=0)
     monkeypatch.setattr(os, "fsync", lambda fd: (calls.append(f"fsync {kind(target(fd))}"), real_fsync(fd)))
     monkeypatch.setattr(os, "fdatasync", lambda fd: (calls.append(f"fdatasync {kind(target(fd))}"), real_fdatasync(fd)))
@@ -84,8 +83,5 @@ def test_the_order_of_writing(tmp_path, monkeypatch, step):
         drive.close()
         assert calls == ["fdatasync d/staging/FILE", "rename ab", "fsync d/blobs/ab"]
     else:
-        LocalDrive.format(str(tmp_path / "d"), IDENTITY_HERE)
-        assert calls == ["fsync d/.forebay.json.FILE", "link forebay.json", "fsync d", "fsync ."]
-
-
-IDENTITY_HERE = Identity(deployment="0" * 32, set_index=0, position=0, data=1, parity=0, sets=1, drive_id="1" * 32, device="")
+        LocalDrive.format(str(tmp_path / "a" / "d"), IDENTITY)
+        assert calls == ["fsync a/d/.forebay.json.FILE", "link forebay.json", "fsync a/d", "fsync a", "fsync ."]

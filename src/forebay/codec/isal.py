@@ -28,6 +28,8 @@ ffi.cdef("""
     unsigned char gf_mul(unsigned char a, unsigned char b);
 """)
 
+_address_type = ffi.typeof("uintptr_t")
+
 
 def bundled_library() -> str | None:
     """Path of the ISA-L that pyeclib's wheel carries; None if pyeclib is not installed or was built without it."""
@@ -77,4 +79,4 @@ def self_test(opened: Any, path: str) -> None:
 
 def address_of(buffer: bytes | bytearray | memoryview) -> int:
     """Where the memory of `buffer` lies; the caller keeps it alive."""
-    return int(ffi.cast("uintptr_t", ffi.from_buffer(buffer)))
+    return int(ffi.cast(_address_type, ffi.from_buffer(buffer)))

@@ -14,6 +14,7 @@ from typing import Any
 from forebay.codec.crc import Buffer
 from forebay.codec.isal import address_of, ffi, library
 
+ADDRESSES = ffi.typeof("uintptr_t[]")
 BLOCKS_MAX = 16  # n of one set; keeps decoding tables small and every failure pattern testable
 BLOCK_BYTES_MAX = 2**31 - 1  # ISA-L takes the length as a C int
 DECODERS_MAX = 256  # failure patterns remembered a geometry, at most 7.5 KiB each
@@ -51,10 +52,7 @@ class ReedSolomon:
     def encode_blocks(self, blocks: Sequence[int], block_bytes: int) -> None:
         """The same for blocks anywhere: n addresses, the k data blocks first."""
         self._check(blocks, block_bytes)
-        if self.parity and block_bytes:
-            sources = ffi.new("uintptr_t[]", blocks[: self.data])
-            targets = ffi.new("uintptr_t[]", blocks[self.data :])
-            self._encode(block_bytes, self.data, self.parity, self._tables, sources, targets)
+        self._multiply(self._tables, blocks, block_bytes)
 
     def rebuild(self, blocks: Sequence[int], present: Sequence[bool], block_bytes: int, want: Sequence[int]) -> None:
         """Fill the blocks at the positions `want` from any k that are `present`.
@@ -68,28 +66,20 @@ class ReedSolomon:
             raise ValueError(f"{sum(present)} blocks are present, {self.data} are needed")
         if any(present[position] for position in want):
             raise ValueError(f"blocks {sorted(want)} are wanted but some of them are present")
-        if want and block_bytes:
+        if want:
             tables = self._decoder(tuple(have), tuple(want))
-            sources = ffi.new("uintptr_t[]", [blocks[position] for position in have])
-            targets = ffi.new("uintptr_t[]", [blocks[position] for position in want])
-            self._encode(block_bytes, self.data, len(want), tables, sources, targets)
+            self._multiply(tables, [blocks[position] for position in (*have, *want)], block_bytes)
 
     def encode_small(self, data: Buffer) -> list[bytes]:
         """Cut `data` into n shards of ceil(len / k) bytes, zero padded, parity last."""
-        k, m = self.data, self.parity
-        block_bytes = -(-len(data) // k)
+        block_bytes = -(-len(data) // self.data)
         if not block_bytes:
             return [b""] * self.total
-        padded = bytes(data).ljust(k * block_bytes, b"\0")
-        shards = [padded[start : start + block_bytes] for start in range(0, k * block_bytes, block_bytes)]
-        if m:
-            parity = bytearray(m * block_bytes)
-            base, target = address_of(padded), address_of(parity)
-            sources = ffi.new("uintptr_t[]", [base + index * block_bytes for index in range(k)])
-            targets = ffi.new("uintptr_t[]", [target + index * block_bytes for index in range(m)])
-            self._encode(block_bytes, k, m, self._tables, sources, targets)
-            shards += [bytes(parity[start : start + block_bytes]) for start in range(0, m * block_bytes, block_bytes)]
-        return shards
+        buffer = bytearray(self.total * block_bytes)
+        buffer[: len(data)] = data
+        self.encode(address_of(buffer), block_bytes)
+        whole = bytes(buffer)
+        return [whole[start : start + block_bytes] for start in range(0, len(whole), block_bytes)]
 
     def join_small(self, shards: Sequence[Buffer | None], size_bytes: int) -> bytes:
         """The `size_bytes` that `encode_small` cut, from any k of its n shards (None: lost).
@@ -110,6 +100,13 @@ class ReedSolomon:
         if len(blocks) != self.total or not 0 <= block_bytes <= BLOCK_BYTES_MAX:
             limits = f"need {self.total} addresses of at most {BLOCK_BYTES_MAX} bytes"
             raise ValueError(f"{limits}, got {len(blocks)} of {block_bytes}")
+
+    def _multiply(self, tables: Any, blocks: Sequence[int], block_bytes: int) -> None:
+        """Fill the blocks behind the first k with the products of those k and the matrix of `tables`."""
+        rows = len(blocks) - self.data
+        if rows and block_bytes:
+            addresses = ffi.new(ADDRESSES, blocks)
+            self._encode(block_bytes, self.data, rows, tables, addresses, addresses + self.data)
 
     def _make_tables(self, matrix: bytes, rows: int) -> Any:
         tables = ffi.new("unsigned char[]", 32 * self.data * rows)

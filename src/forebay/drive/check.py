@@ -53,5 +53,4 @@ def _read_all(path: str) -> int:
         while more:
             records += len(cursor.key) + len(bytes(cursor.value)) > 0
             more = cursor.next()
-    index.close()
     return records

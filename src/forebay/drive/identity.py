@@ -70,6 +70,7 @@ def write_identity(drive: str, identity: Identity) -> None:
     """
     folder = Path(drive).absolute()
     with Reporting(drive, "format"):
+        missing = [parent for parent in folder.parents if not parent.exists()]
         folder.mkdir(FOLDER_MODE, parents=True, exist_ok=True)
         names = sorted(entry.name for entry in folder.iterdir())
         if IDENTITY_FILE in names:
@@ -77,7 +78,8 @@ def write_identity(drive: str, identity: Identity) -> None:
         if not is_blank(names):
             raise DriveMismatch(drive, f"not empty, and not a drive of Forebay (it holds {names[0]!r})")
         _put_in_place(drive, folder, encode_identity(identity))
-        sync_folder(str(folder.parent))
+        for made in (folder, *missing):
+            sync_folder(str(made.parent))
 
 
 def check_identity(drive: str, found: Identity, expected: Identity) -> None:

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Lock
+from weakref import WeakValueDictionary
 
 import lmdb
 
@@ -30,19 +31,22 @@ MAP_BYTES_MIN = 1 << 30
 READERS_MAX = 1024  # snapshots open at a time, of all processes together
 SPARE_SNAPSHOTS = 16  # kept for reuse: with one at hand, opening a snapshot costs 0.3 microseconds
 
-_opened: dict[tuple[int, int, int], Index] = {}
+_opened: WeakValueDictionary[tuple[int, int, int], Index] = WeakValueDictionary()
 _opened_lock = Lock()
 
 
 class Index:
-    """The records of one drive. Use `Index.open`; all methods raise DriveFailed, writes DriveFull as well."""
+    """The records of one drive. Use `Index.open`; all methods raise DriveFailed, writes DriveFull as well.
+
+    There is no `close`: LMDB's memory must not go while another thread reads in it, so the environment closes when the last reference
+    to the index does, those of calls under way included.
+    """
 
     def __init__(self, drive: str, environment: lmdb.Environment, file_id: tuple[int, int]) -> None:
         self._drive = drive
         self._environment = environment
         self._begin = environment.begin
         self._file_id = file_id
-        self._users = 0
 
     @classmethod
     def open(cls, drive: str) -> Index:
@@ -61,16 +65,7 @@ class Index:
                 if file_id is None:
                     raise DriveFailed(drive, f"{INDEX_FILE} vanished while it was opened")
                 index = _opened[os.getpid(), *file_id] = cls(drive, environment, file_id)
-            index._users += 1
             return index
-
-    def close(self) -> None:
-        """Give it up; the last of its users closes the environment."""
-        with _opened_lock:
-            self._users -= 1
-            if not self._users:
-                del _opened[os.getpid(), *self._file_id]
-                self._environment.close()
 
     def get(self, key: bytes) -> bytes | None:
         """The record at `key`."""

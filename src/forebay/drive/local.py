@@ -135,10 +135,10 @@ class LocalDrive:
             self._write_and_read_back()
 
     def close(self) -> None:
-        """Release everything."""
+        """Let go of the index; it closes when the last call that is under way ends."""
         if not self._closed:
             self._closed = True
-            self._index.close()
+            del self._index
 
     def _write_and_read_back(self) -> None:
         file = shards.create_staging_file(self.path, "probe", os.O_RDWR)
