@@ -16,19 +16,22 @@ from forebay._version import __version__
 
 if TYPE_CHECKING:
     from forebay.checkpoint.api import load, open, save, save_async
+    from forebay.checkpoint.checkpointer import Checkpointer
     from forebay.checkpoint.group import Group
     from forebay.checkpoint.handle import Checkpoint
+    from forebay.checkpoint.policy import Best, Every, Keep
     from forebay.checkpoint.read import LoadOptions
     from forebay.checkpoint.write import PendingSave, Saved, SaveOptions
 
 _HOMES = {
-    "save": "api", "save_async": "api", "load": "api", "open": "api", "Checkpoint": "handle", "Group": "group",
-    "LoadOptions": "read", "PendingSave": "write", "SaveOptions": "write", "Saved": "write",
+    "save": "api", "save_async": "api", "load": "api", "open": "api", "Checkpoint": "handle", "Checkpointer": "checkpointer",
+    "Best": "policy", "Every": "policy", "Keep": "policy", "Group": "group", "LoadOptions": "read", "PendingSave": "write",
+    "SaveOptions": "write", "Saved": "write",
 }  # fmt: skip
 
 __all__ = [
-    "Checkpoint", "Group", "LoadOptions", "PendingSave", "SaveOptions", "Saved", "__version__", "load", "open", "save",
-    "save_async",
+    "Best", "Checkpoint", "Checkpointer", "Every", "Group", "Keep", "LoadOptions", "PendingSave", "SaveOptions", "Saved",
+    "__version__", "load", "open", "save", "save_async",
 ]  # fmt: skip
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from forebay.checkpoint import catalog
 from forebay.checkpoint.group import Group, SingleProcess
+from forebay.checkpoint.groups import current_group
 from forebay.checkpoint.handle import Checkpoint
 from forebay.checkpoint.manifest import MANIFEST_KEY
 from forebay.checkpoint.read import LoadOptions, resolve_together
@@ -28,8 +29,8 @@ def save(
     group: Group | None = None,
     options: SaveOptions | None = None,
 ) -> Saved:
-    """Save `tree` and return when it is durable and complete. Collective over `group` (the default is this process
-    alone).
+    """Save `tree` and return when it is durable and complete. Collective over `group` (the default is that of
+    `jax.distributed` or `torch.distributed`, else this process alone).
 
     With `step`, `location` is a run and the checkpoint is its folder `step-<step>`; without, it is the checkpoint
     itself. One that is there already is kept and `CheckpointExists` raised, unless `overwrite`: then it is replaced at
@@ -78,7 +79,7 @@ def load(
     (`CheckpointCorrupt`).
     """
     return load_from(
-        as_location(location), like, step=step, group=group, subtree=subtree, allow_missing=allow_missing,
+        as_location(location), like, step=step, group=group or current_group(), subtree=subtree, allow_missing=allow_missing,
         allow_extra=allow_extra, allow_cast=allow_cast, options=options,
     )  # fmt: skip
 
@@ -104,7 +105,7 @@ def _start(
     checkpoint = location if step is None else location.child(catalog.step_name(step))
     earlier = as_location(base) if base is not None else _newest(location, step)
     return start_save(
-        checkpoint, tree, step=step, group=group, metadata=metadata, base=earlier, overwrite=overwrite, options=options,
+        checkpoint, tree, step=step, group=group or current_group(), metadata=metadata, base=earlier, overwrite=overwrite, options=options,
         blocking=blocking, latest=None if step is None else location,
     )  # fmt: skip
 
