@@ -25,6 +25,7 @@ lint: $(VENV)/.test
 	$(BIN)/mypy
 
 format: $(VENV)/.test
+	$(BIN)/ruff format src tests scripts
 	$(BIN)/ruff check --fix src tests scripts
 
 bench: $(VENV)/.demo
