@@ -340,7 +340,7 @@ def test_a_process_with_little_address_space_gets_a_smaller_map(drive, folder):
     script = (
         "import resource, sys; resource.setrlimit(resource.RLIMIT_AS, (8 << 30, 8 << 30));"
         "from forebay.drive import LocalDrive; drive = LocalDrive.open(sys.argv[1]);"
-        "print(drive.get(b'Oa'), drive._index._environment.info()['map_size']); drive.close()"
+        "print(drive.get(b'Oa'), drive._index._begin.__self__.info()['map_size']); drive.close()"
     )
     out = subprocess.run([sys.executable, "-c", script, folder], capture_output=True, text=True, timeout=60, check=True)
     value, size = out.stdout.split()
@@ -376,7 +376,7 @@ def test_the_sequence_record_checks_itself(drive):
     for bit in range(128):
         damaged = bytearray(golden)
         damaged[bit // 8] ^= 1 << bit % 8
-        with drive._index._environment.begin(write=True) as transaction:
+        with drive._index._begin(write=True) as transaction:
             transaction.put(SEQ_KEY, bytes(damaged))
         with pytest.raises(RecordCorrupt, match="sequence number is damaged"):
             drive.seq()

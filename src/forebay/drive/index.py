@@ -11,10 +11,11 @@ snapshot; reads take no lock. Two things it does not do for us:
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Lock
+from typing import Any
 from weakref import WeakValueDictionary
 
 import lmdb
@@ -42,11 +43,19 @@ class Index:
     to the index does, those of calls under way included.
     """
 
-    def __init__(self, drive: str, environment: lmdb.Environment, file_id: tuple[int, int]) -> None:
+    def __init__(self, drive: str, begin: Callable[..., Any], file_id: tuple[int, int]) -> None:
         self._drive = drive
-        self._environment = environment
-        self._begin = environment.begin
+        self._begin = begin  # of the environment, which lives as long as this reference
         self._file_id = file_id
+
+    @classmethod
+    def closed(cls, drive: str) -> Index:
+        """What a closed drive has instead: every call raises DriveFailed."""
+
+        def begin(**_: object) -> Any:
+            raise DriveFailed(drive, "it was closed")
+
+        return cls(drive, begin, (0, 0))
 
     @classmethod
     def open(cls, drive: str) -> Index:
@@ -64,7 +73,7 @@ class Index:
                 file_id = _file_id(drive)
                 if file_id is None:
                     raise DriveFailed(drive, f"{INDEX_FILE} vanished while it was opened")
-                index = _opened[os.getpid(), *file_id] = cls(drive, environment, file_id)
+                index = _opened[os.getpid(), *file_id] = cls(drive, environment.begin, file_id)
             return index
 
     def get(self, key: bytes) -> bytes | None:

@@ -138,7 +138,7 @@ class LocalDrive:
         """Let go of the index; it closes when the last call that is under way ends."""
         if not self._closed:
             self._closed = True
-            del self._index
+            self._index = Index.closed(self.path)
 
     def _write_and_read_back(self) -> None:
         file = shards.create_staging_file(self.path, "probe", os.O_RDWR)
