@@ -58,7 +58,7 @@ class Cloud:
         if isinstance(condition, Absent):
             mode = "create"
         elif isinstance(condition, Unchanged):
-            mode = {"e_tag": condition.etag, "version": self._version(key)}
+            mode = self._version(key, condition.etag)
         with self._errors("put", key):
             try:
                 result = obstore.put(self._store, self._key(key), bytes(data), mode=mode, use_multipart=False)
@@ -137,12 +137,13 @@ class Cloud:
         skip = len(self._prefix) + 1 if self._prefix else 0
         return Entry(meta["path"][skip:], meta["size"], meta["e_tag"] or "", meta["last_modified"].timestamp())
 
-    def _version(self, key: str) -> str | None:
-        """Google's conditional writes go by generation, which obstore calls version; it is read with the entity tag."""
-        try:
-            return obstore.head(self._store, self._key(key))["version"]
-        except (exceptions.NotFoundError, FileNotFoundError):
-            return None
+    def _version(self, key: str, etag: str) -> dict[str, str]:
+        """What obstore compares in a conditional write: Google goes by generation, which is called version, others by entity tag."""
+        with self._errors("put", key):
+            meta = obstore.head(self._store, self._key(key))
+        if meta["e_tag"] != etag:
+            raise PreconditionFailed("put", f"{self.url}/{key}", f"it is no longer the object with entity tag {etag}")
+        return {"e_tag": etag} | ({"version": meta["version"]} if meta["version"] else {})
 
     def _stored(self, key: str, data: Buffer) -> str | None:
         """The entity tag of the object, if it is these very bytes: then a retry met what the first try wrote."""
@@ -157,9 +158,7 @@ class Cloud:
         """Turn obstore's exceptions into ours."""
         try:
             yield
-        except LocationError:
-            raise
-        except Exception as error:
+        except (exceptions.BaseError, OSError) as error:
             kind = next((ours for theirs, ours in _KINDS if isinstance(error, theirs)), LocationUnavailable)
             raise kind(operation, f"{self.url}/{key}", str(error).split("\n", 1)[0]) from error
 
@@ -183,7 +182,7 @@ class CloudUpload:
             try:
                 with self._cloud._errors("upload", self._key):
                     for buffer in buffers:
-                        self._writer.write(buffer)
+                        self._writer.write(bytes(buffer))  # obstore goes on reading a buffer after this returns
             except Exception as error:
                 self._broken = error
                 raise

@@ -14,6 +14,7 @@ import socket
 import ssl
 import threading
 import time
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -79,6 +80,7 @@ class Wire:
         self._context = ssl.create_default_context(cafile=os.environ.get("AWS_CA_BUNDLE")) if self.secure else None
         self._idle: list[tuple[float, http.client.HTTPConnection]] = []
         self._lock = threading.Lock()
+        weakref.finalize(self, _close_all, self._idle)
 
     def tries(self, operation: str, url: str) -> Iterator[Try]:
         """The tries of one request, with growing pauses. The loop's body ends it by `break` or `return`, or notes why to go on in
@@ -116,9 +118,7 @@ class Wire:
     def close(self) -> None:
         """Close idle connections."""
         with self._lock:
-            idle, self._idle = self._idle, []
-        for _, connection in idle:
-            connection.close()
+            _close_all(self._idle)
 
     def _send(self, request: Request) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
         """A kept connection may have been closed by the server meanwhile; that shows at once, and a fresh one is tried."""
@@ -165,6 +165,11 @@ class Wire:
         connection.sock.settimeout(self._read_timeout_s)
         connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return connection
+
+
+def _close_all(idle: list[tuple[float, http.client.HTTPConnection]]) -> None:
+    while idle:
+        idle.pop()[1].close()
 
 
 class Try:
