@@ -258,6 +258,8 @@ class Connection(asyncio.BufferedProtocol):
             self._relay.end(broken=False)
         if self._more is not None and not self._more.done():
             self._more.set_result(False)
+        if self._exchange is None and self._head is not None:  # within a small body: the application says what is missing
+            self._advance()
         return self._exchange is not None and not self._is_tls
 
     def pause_writing(self) -> None:
@@ -280,7 +282,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def _advance(self) -> None:
         """Handle what is pending, until a request needs time or input."""
-        while self._pending and self._exchange is None and not (self._writing_paused or self._linger_until):
+        while (self._pending or self._head) and self._exchange is None and not (self._writing_paused or self._linger_until):
             if not self._begin():
                 return
         if self._exchange is None and not (self._pending or self._writing_paused or self._linger_until):

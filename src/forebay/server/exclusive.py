@@ -16,7 +16,7 @@ from pathlib import Path
 
 from forebay.errors import ConfigError
 
-LOCK_WAIT_S = 10.0  # how long the processes of a server that was killed may take to go
+LOCK_WAIT_S = 3.0  # how long the processes of a server that was killed may take to go
 _RETRY_S = 0.1
 RUN_FILE_PREFIXES = ("shared", "metrics-")
 

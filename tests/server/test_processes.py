@@ -1,0 +1,178 @@
+"""Starting, ending, dying and coming back."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import make_client
+from server_process import ACCESS_KEY, SECRET_KEY, ServerProcess, is_alive
+from wire_fixture import Answers
+
+from forebay.s3.sigv4 import Credentials, sign_request
+
+
+def fetch(server: ServerProcess, target: str, body: bytes = b"", **headers: str) -> tuple[int, bytes]:
+    request = urllib.request.Request(server.endpoint + target, data=body or None, headers=headers)
+    try:
+        with urllib.request.urlopen(request, timeout=10) as answer:
+            return answer.status, answer.read()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read()
+
+
+def admin(server: ServerProcess, subject: str, credentials: tuple[str, str] = (ACCESS_KEY, SECRET_KEY)) -> tuple[int, Any]:
+    target = f"/forebay/admin/{subject}"
+    host = {"host": f"127.0.0.1:{server.port}"}
+    empty = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
+    signed = sign_request(Credentials(*credentials), "GET", target, host, payload_sha256=empty, now_s=time.time())
+    status, document = fetch(server, target, **signed)
+    return status, json.loads(document) if status == 200 else document
+
+
+def wait_for(condition: Any) -> None:
+    give_up = time.monotonic() + 15
+    while not condition():
+        assert time.monotonic() < give_up
+        time.sleep(0.02)
+
+
+def test_health_metrics_and_admin(store: ServerProcess, s3: Any, bucket: str) -> None:
+    s3.put_object(Bucket=bucket, Key="k", Body=b"x" * 1000)
+    assert fetch(store, "/forebay/health/live")[0] == 200
+    assert json.loads(fetch(store, "/forebay/health/ready")[1]) == {"status": "ready"}
+    text = fetch(store, "/forebay/metrics")[1].decode()
+    puts = next(line for line in text.splitlines() if line.startswith('forebay_requests_total{operation="PutObject",status="2xx"}'))
+    assert int(puts.split()[1]) >= 1
+    assert text.count('forebay_drive_state{set="0"') == 4
+    status, cluster = admin(store, "cluster")
+    assert status == 200
+    assert (cluster["ready"], cluster["parity"], len(cluster["drives"])) == (True, 1, 4)
+    assert {drive["state"] for drive in cluster["drives"]} == {"current"}
+    assert admin(store, "drives")[1]["drives"][0]["free_bytes"] > 0
+    assert admin(store, "node")[1]["workers"] == 2
+    assert admin(store, "topology")[1]["sets"][0]["index"] == 0
+    assert admin(store, "nonsense")[0] == 404
+    assert admin(store, "cluster", ("other-user", "other-secret"))[0] == 403
+    assert fetch(store, "/forebay/nothing")[0] == 404
+
+
+def test_a_killed_worker_is_replaced_and_loses_nothing(tmp_path: Path) -> None:
+    with ServerProcess(tmp_path) as server:
+        client = make_client(server)
+        client.create_bucket(Bucket="bucket")
+        acknowledged = []
+        done = threading.Event()
+
+        def write() -> None:
+            number = 0
+            while not done.is_set():
+                number += 1
+                body = b"%d" % number * (1 if number % 2 else 40_000)
+                try:
+                    client.put_object(Bucket="bucket", Key=str(number), Body=body)
+                except Exception:
+                    continue  # its worker was killed: not acknowledged
+                acknowledged.append((str(number), body))
+
+        thread = threading.Thread(target=write)
+        thread.start()
+        for _ in range(3):
+            enough = len(acknowledged) + 5
+            wait_for(lambda enough=enough: len(acknowledged) > enough)
+            victim = server.worker_pids()[0]
+            os.kill(victim, signal.SIGKILL)
+            wait_for(lambda pid=victim: not is_alive(pid) and len(server.worker_pids()) == 2 and pid not in server.worker_pids())
+        done.set()
+        thread.join()
+        for key, body in acknowledged:
+            assert client.get_object(Bucket="bucket", Key=key)["Body"].read() == body
+        client.close()
+
+
+def test_kill_9_and_start_again(tmp_path: Path) -> None:
+    server = ServerProcess(tmp_path)
+    client = make_client(server)
+    client.create_bucket(Bucket="bucket")
+    bodies = {f"k{number}": os.urandom(number * 30_000) for number in range(6)}
+    for key, body in bodies.items():
+        client.put_object(Bucket="bucket", Key=key, Body=body)
+    client.close()
+    server.kill()
+    with ServerProcess(tmp_path) as again:
+        client = make_client(again)
+        for key, body in bodies.items():
+            assert client.get_object(Bucket="bucket", Key=key)["Body"].read() == body
+        client.close()
+
+
+def start_and_fail(*arguments: str, environ: dict[str, str] | None = None) -> tuple[int, str]:
+    done = subprocess.run(
+        [sys.executable, "-m", "forebay.server", *arguments], capture_output=True, text=True, timeout=60, check=False,
+        env={**os.environ, **(environ or {})},
+    )  # fmt: skip
+    return done.returncode, done.stderr
+
+
+def test_two_servers_cannot_have_one_drive_or_one_port(tmp_path: Path) -> None:
+    with ServerProcess(tmp_path) as server:
+        code, text = start_and_fail("--address", "127.0.0.1:0", str(server.drives[0]), str(tmp_path / "other"))
+        assert code == 2
+        assert "in use by another Forebay server" in text
+        assert not (tmp_path / "other").exists()
+        code, text = start_and_fail("--address", f"127.0.0.1:{server.port}", str(tmp_path / "other"))
+        assert code == 2
+        assert "cannot listen" in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--address", "0.0.0.0:0", "d1"], "no credentials are set"),
+        ([], "no drives"),
+        (["--parity", "2", "d1", "d2"], "default_parity_count"),
+    ],
+)
+def test_a_bad_start_changes_nothing(tmp_path: Path, arguments: list[str], message: str) -> None:
+    paths = [str(tmp_path / each) if each.startswith("d") else each for each in arguments]
+    code, text = start_and_fail(*paths)
+    assert code == 2
+    assert message in text
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_graceful_end_finishes_uploads(tmp_path: Path) -> None:
+    size = 6_000_000
+    with ServerProcess(tmp_path) as server:
+        client = make_client(server)
+        client.create_bucket(Bucket="bucket")
+        client.close()
+        headers = {"host": f"127.0.0.1:{server.port}", "content-length": str(size)}
+        headers |= sign_request(
+            Credentials(ACCESS_KEY, SECRET_KEY), "PUT", "/bucket/k", headers, payload_sha256="UNSIGNED-PAYLOAD", now_s=time.time()
+        )
+        lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+        with socket.create_connection(("127.0.0.1", server.port), timeout=10) as wire:
+            wire.sendall(f"PUT /bucket/k HTTP/1.1\r\n{lines}\r\n".encode() + bytes(size // 2))
+            server.process.send_signal(signal.SIGTERM)
+            time.sleep(0.3)
+            wire.sendall(bytes(size - size // 2))
+            assert Answers(wire).next()[0] == 200
+        assert server._end(20) == 0
+    assert not list((tmp_path / "run").iterdir())
+    with ServerProcess(tmp_path) as again:
+        client = make_client(again)
+        assert client.head_object(Bucket="bucket", Key="k")["ContentLength"] == size
+        client.close()
