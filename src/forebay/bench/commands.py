@@ -13,6 +13,9 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from forebay.bench.checkpoint import CheckpointOptions, run_checkpoint
+from forebay.bench.checkpoint_plan import CONTENDERS
+from forebay.bench.checkpoint_result import report_of as checkpoint_report_of
 from forebay.bench.compare import load_results
 from forebay.bench.compare import report_of as compare_report_of
 from forebay.bench.errors import BenchmarkFailed
@@ -25,7 +28,7 @@ from forebay.bench.report import Report
 from forebay.bench.result import write_json
 from forebay.bench.s3 import S3Options, run_s3
 from forebay.bench.s3_result import report_of as s3_report_of
-from forebay.bench.store import Geometry, Store, running_store, temporary_store
+from forebay.bench.store import Geometry, Store, bucket_for_run, running_store, temporary_store
 from forebay.bench.terminal import Show, output_console, print_report
 from forebay.bench.wire import endpoint_of
 
@@ -175,6 +178,46 @@ def mlperf(
             place = stack.enter_context(store_target(store, *_bucket_and_prefix(target)))
         result = run_mlperf(options, place, show)
     _deliver(result, mlperf_report_of(result), json, html)
+
+
+@app.command()
+def checkpoint(
+    to: Annotated[str, typer.Option(help="folder, store, or both: folder,store.")] = "folder",
+    sizes: Annotated[str, typer.Option(help="Sizes of the state, float32, shaped like a language model.")] = "1GiB",
+    contenders: Annotated[str, typer.Option(help=f"Which libraries: {', '.join(CONTENDERS)}.")] = ",".join(CONTENDERS),
+    repeat: Annotated[int, typer.Option(min=1, help="Rounds; each goes through all libraries in turn, the median is reported.")] = 3,
+    endpoint: EndpointOption = None,
+    drives: DrivesOption = None,
+    parity: ParityOption = None,
+    workers: WorkersOption = None,
+    folder: Annotated[Path, typer.Option("--dir", help="The folder to save to, and where --drives puts its own.")] = Path(),
+    region: RegionOption = "us-east-1",
+    geometry: GeometryOption = None,
+    json: JsonOption = None,
+    html: HtmlOption = None,
+    quiet: QuietOption = False,
+) -> None:
+    """Forebay beside torch.save, DCP, safetensors, Orbax and TensorStore: saves and restores of the same state.
+
+    How long training is blocked, how long until the checkpoint is durable (fsynced, for all alike), how long a restore from cold
+    takes, extra memory, CPU, and the number of objects, beside what the disk can do. Every restored bit is compared.
+
+        forebay bench checkpoint --dir /mnt/nvme --sizes 1GiB,4GiB --html report.html
+
+        forebay bench checkpoint --to store --drives 4 --dir /mnt/nvme
+    """
+    places = _names(to)
+    if not places or not set(places) <= {"folder", "store"}:
+        raise typer.BadParameter(f"{to!r}: write folder, store, or folder,store", param_hint="--to")
+    options = CheckpointOptions([_size(text) for text in _names(sizes)], _names(contenders), repeat)
+    with _reported_failures(), Show(quiet=quiet) as show, ExitStack() as stack:
+        place, bucket = folder.resolve() if "folder" in places else None, ""
+        store = None
+        if "store" in places:
+            store = stack.enter_context(_store(endpoint, drives, parity, workers, folder, region, geometry, None))
+            bucket = stack.enter_context(bucket_for_run(store.endpoint, None, keep=store.started_here))
+        result = run_checkpoint(options, place, store, bucket, show)
+    _deliver(result, checkpoint_report_of(result), json, html)
 
 
 @app.command()

@@ -97,7 +97,7 @@ def _tcp_bytes(seconds: float) -> int:
 
 
 def measure(seat: Seat) -> dict[str, Any]:
-    """Stretches `write`, `read` and `tcp` of `job["seconds"]` (the last of a second at most), in `job["folder"]`, by `job["threads"]` threads."""
+    """Stretches `write`, `read`, `tcp` of `job["seconds"]` (the last shorter), in `job["folder"]`, by `job["threads"]` threads."""
     folder, threads, seconds = Path(seat.job["folder"]), seat.job["threads"], seat.job["seconds"]
     disks = [_Disk(folder / f"forebay-limit-{os.getpid()}-{i}", seat.job["bytes_max"] // threads) for i in range(threads)]
     try:

@@ -16,6 +16,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
+from urllib.parse import quote
+from xml.sax.saxutils import unescape
 
 import msgspec
 
@@ -235,10 +237,10 @@ def _remove_bucket(endpoint: Endpoint, bucket: str) -> None:
 
 
 def remove_keys(connection: Connection, bucket: str, prefix: str) -> int:
-    """Delete every key below `prefix` (plain characters only), a thousand at a time. Returns how many."""
+    """Delete every key below `prefix`, a thousand at a time. Returns how many."""
     removed = 0
     while True:
-        query = f"list-type=2&max-keys={REMOVE_BATCH_KEYS}&prefix={prefix.replace('/', '%2F')}"
+        query = f"list-type=2&max-keys={REMOVE_BATCH_KEYS}&prefix={quote(prefix, safe='')}"
         page = connection.request("GET", f"/{bucket}", query).body
         keys = [part.split(b"</Key>")[0] for part in page.split(b"<Key>")[1:]]
         if not keys:
@@ -249,3 +251,17 @@ def remove_keys(connection: Connection, bucket: str, prefix: str) -> int:
         if (code := element(answer, "Code")) is not None:
             raise BenchmarkFailed(f"deleting what the benchmark wrote to {bucket} failed: {code}")
         removed += len(keys)
+
+
+def key_sizes(connection: Connection, bucket: str, prefix: str) -> list[int]:
+    """The sizes of all keys below `prefix`."""
+    sizes: list[int] = []
+    last = ""
+    while True:
+        query = f"list-type=2&max-keys={REMOVE_BATCH_KEYS}&prefix={quote(prefix, safe='')}&start-after={quote(last, safe='')}"
+        page = connection.request("GET", f"/{bucket}", query).body
+        sizes += [int(part.split(b"</Size>")[0]) for part in page.split(b"<Size>")[1:]]
+        keys = [part.split(b"</Key>")[0].decode() for part in page.split(b"<Key>")[1:]]
+        if not keys:
+            return sizes
+        last = unescape(keys[-1])
