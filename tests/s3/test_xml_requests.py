@@ -81,7 +81,7 @@ def complete(*parts):
         (complete("<Part><PartNumber>1</PartNumber></Part>"), "MalformedXML"),
         (complete("<Part><ETag>1</ETag></Part>"), "MalformedXML"),
         (complete(part(1, more="<ETag>f</ETag>")), "MalformedXML"),
-        (complete(part(1, more="<ChecksumSHA1>bad</ChecksumSHA1>")), "InvalidRequest"),
+        (complete(part(1, more="<ChecksumSHA1>bad</ChecksumSHA1>")), "BadDigest"),
         (complete(part(1, more="<ChecksumCRC32>AAAAAA==</ChecksumCRC32><ChecksumCRC32C>AAAAAA==</ChecksumCRC32C>")), "InvalidRequest"),
         (complete(part(1, "<b>e</b>")), "MalformedXML"),
         (b"<Delete><Object><Key>k</Key></Object></Delete>", "MalformedXML"),

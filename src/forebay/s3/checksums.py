@@ -167,7 +167,7 @@ def combines(algorithm: Algorithm) -> bool:
 
 
 def parse_checksum(algorithm: Algorithm, text: str) -> Checksum:
-    """`base64` or `base64-N` as in x-amz-checksum-* headers and documents. Raises StoreError InvalidRequest."""
+    """`base64` or `base64-N` as in x-amz-checksum-* headers and documents. Raises StoreError: InvalidRequest, BadDigest."""
     encoded, dash, count = text.partition("-")
     part_count = int(count) if count.isascii() and count.isdigit() and len(count) <= 5 else 0
     if dash and not part_count:
@@ -181,7 +181,7 @@ def _decode(algorithm: Algorithm, text: str) -> bytes:
     except (binascii.Error, ValueError):
         digest = b""
     if len(digest) != _KINDS[algorithm].digest_bytes:
-        raise _bad_value(header_of(algorithm))
+        raise StoreError("BadDigest", f"Value for {header_of(algorithm)} header is invalid: no content has this checksum.")
     return digest
 
 
@@ -273,7 +273,7 @@ def upload_checksum(headers: Mapping[str, str]) -> UploadChecksum | None:
 
 
 def checksum_algorithm(headers: Mapping[str, str]) -> Algorithm | None:
-    """x-amz-checksum-algorithm (of CreateMultipartUpload and CopyObject). Raises StoreError InvalidRequest."""
+    """x-amz-checksum-algorithm (of CreateMultipartUpload and CopyObject). Raises StoreError: InvalidRequest, BadDigest."""
     text = headers.get("x-amz-checksum-algorithm")
     if text is None:
         return None
@@ -286,7 +286,7 @@ def checksum_algorithm(headers: Mapping[str, str]) -> Algorithm | None:
 
 
 def checksum_type(headers: Mapping[str, str]) -> ChecksumType | None:
-    """x-amz-checksum-type (of CreateMultipartUpload and CompleteMultipartUpload). Raises StoreError InvalidRequest."""
+    """x-amz-checksum-type (of CreateMultipartUpload and CompleteMultipartUpload). Raises StoreError: InvalidRequest, BadDigest."""
     text = headers.get("x-amz-checksum-type")
     if text is None:
         return None

@@ -141,6 +141,18 @@ def parse_tagging(body: bytes) -> list[tuple[str, str]]:
     return tags
 
 
+PUBLIC_ACCESS_SETTINGS = ("BlockPublicAcls", "IgnorePublicAcls", "BlockPublicPolicy", "RestrictPublicBuckets")
+
+
+def parse_public_access_block(body: bytes) -> dict[str, bool]:
+    """The four settings; one that is not given is false. Raises StoreError MalformedXML."""
+    fields = parse_document(body, "PublicAccessBlockConfiguration", SMALL_DOCUMENT_BYTES_MAX).fields()
+    values = {name: fields.get(name, "").strip().lower() for name in PUBLIC_ACCESS_SETTINGS}
+    if not set(values.values()) <= {"", "true", "false"}:
+        raise malformed()
+    return {name: value == "true" for name, value in values.items()}
+
+
 class Element:
     """An element of a parsed document: its name without prefix, its text, its children."""
 

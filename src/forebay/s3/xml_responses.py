@@ -7,7 +7,7 @@ Listings of a thousand keys are frequent, so their entries are formatted in one 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 from urllib.parse import quote
 
@@ -283,6 +283,7 @@ class UploadEntry(NamedTuple):
     storage_class: str = "STANDARD"
     checksum_algorithm: Algorithm | None = None
     checksum_type: ChecksumType | None = None
+    owner: Owner | None = None  # if it is another than the bucket's
 
 
 def list_parts(bucket: str, upload: UploadEntry, owner: Owner, page: PartsPage) -> bytes:
@@ -328,9 +329,9 @@ class UploadsPage(NamedTuple):
 def list_multipart_uploads(bucket: str, owner: Owner, page: UploadsPage) -> bytes:
     """ListMultipartUploadsResult."""
     coded = _url if page.encoding_url else str
-    owners = _owner(owner, "Initiator") + _owner(owner)
     uploads = "".join(
-        f"<Upload>{_field('Key', coded(upload.key))}{_field('UploadId', upload.upload_id)}{owners}"
+        f"<Upload>{_field('Key', coded(upload.key))}{_field('UploadId', upload.upload_id)}"
+        f"{_owner(upload.owner or owner, 'Initiator')}{_owner(upload.owner or owner)}"
         f"{_field('StorageClass', upload.storage_class)}{_field('Initiated', iso_time(upload.initiated_ns))}"
         f"{_checksum_kind(upload)}</Upload>"
         for upload in page.uploads
@@ -465,6 +466,11 @@ def tagging(tags: Sequence[tuple[str, str]]) -> bytes:
     """Tagging."""
     entries = "".join(f"<Tag>{_field('Key', name)}{_field('Value', value)}</Tag>" for name, value in tags)
     return _document("Tagging", f"<TagSet>{entries}</TagSet>")
+
+
+def public_access_block(settings: Mapping[str, bool]) -> bytes:
+    """PublicAccessBlockConfiguration."""
+    return _document("PublicAccessBlockConfiguration", *(_field(name, value) for name, value in settings.items()))
 
 
 def access_control_policy(owner: Owner, grants: Sequence[tuple[str, str | None, str]]) -> bytes:

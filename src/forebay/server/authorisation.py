@@ -10,6 +10,8 @@ from forebay.engine.engine import Engine
 from forebay.engine.records import Bucket
 from forebay.errors import StoreError
 from forebay.s3 import acl
+from forebay.s3.conditions import check_expected_owner
+from forebay.s3.request import Request
 from forebay.s3.routing import Operation
 from forebay.server.services import Identity, owner_of
 
@@ -37,13 +39,18 @@ PERMISSIONS: dict[Operation, tuple[str, str]] = {
 _OWN_LIST = frozenset((acl.READ_ACP, acl.WRITE_ACP))  # what an owner may always do
 
 
-def authorise(
-    engine: Engine, identity: Identity | None, operation: Operation, bucket: str, key: bytes, version_id: str | None = None
-) -> None:
-    """Raises StoreError AccessDenied (and NoSuchBucket) unless `identity` may do `operation` on `bucket` and `key`.
+def authorise(engine: Engine, identity: Identity | None, operation: Operation, request: Request) -> None:
+    """Raises StoreError AccessDenied (and NoSuchBucket) unless `identity` (None: anonymous) may do what the request asks."""
+    bucket = request.bucket or ""
+    if bucket and operation is not Operation.CREATE_BUCKET and "x-amz-expected-bucket-owner" in request.headers:
+        check_expected_owner(request.headers, owner_of(engine.bucket(bucket).owner).id)
+    authorise_on(engine, identity, operation, bucket, (request.key or "").encode(), request.params.get("versionId"))
 
-    `identity` is None for an anonymous request; `bucket` is empty and so is `key` where an operation has none. Operations
-    that read a second object (copies) call this once more for it.
+
+def authorise_on(engine: Engine, identity: Identity | None, operation: Operation, bucket: str, key: bytes, version_id: str | None) -> None:
+    """The same for one bucket and object; `bucket` and `key` are empty where an operation has none.
+
+    Operations that read a second object (copies) call this for it.
     """
     if identity is not None and (identity.is_root or not bucket or operation is Operation.CREATE_BUCKET):
         return

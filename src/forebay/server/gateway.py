@@ -9,7 +9,7 @@ from collections.abc import Callable
 from forebay.errors import StoreError
 from forebay.s3.errors import error_document
 from forebay.s3.request import Hosts, Request, parse_request
-from forebay.s3.routing import IMPLEMENTED, Operation, check_headers, not_implemented, route
+from forebay.s3.routing import IMPLEMENTED, Operation, check_headers, not_implemented, preflight_error, route
 from forebay.s3.sigv4 import Verified, Verifier
 from forebay.server.admin import ADMIN_BUCKET, Admin
 from forebay.server.authorisation import authorise
@@ -18,7 +18,7 @@ from forebay.server.connection import Answer, Exchange
 from forebay.server.head import BadHead
 from forebay.server.message import Response
 from forebay.server.metrics import Counters
-from forebay.server.operations import acls, buckets, copying, deleting, listing, multipart, reading, tagging, writing
+from forebay.server.operations import acls, bucket_config, buckets, copying, deleting, listing, multipart, reading, tagging, writing
 from forebay.server.services import ANONYMOUS, Call, Identity, Services
 
 _log = logging.getLogger("forebay.server")
@@ -53,6 +53,12 @@ HANDLERS: dict[Operation, Handler] = {
     Operation.LIST_PARTS: multipart.list_parts,
     Operation.COMPLETE_MULTIPART_UPLOAD: multipart.complete_multipart_upload,
     Operation.ABORT_MULTIPART_UPLOAD: multipart.abort_multipart_upload,
+    Operation.GET_BUCKET_TAGGING: bucket_config.get_bucket_tagging,
+    Operation.PUT_BUCKET_TAGGING: bucket_config.put_bucket_tagging,
+    Operation.DELETE_BUCKET_TAGGING: bucket_config.delete_bucket_tagging,
+    Operation.GET_PUBLIC_ACCESS_BLOCK: bucket_config.get_public_access_block,
+    Operation.PUT_PUBLIC_ACCESS_BLOCK: bucket_config.put_public_access_block,
+    Operation.DELETE_PUBLIC_ACCESS_BLOCK: bucket_config.delete_public_access_block,
     Operation.GET_BUCKET_ACL: acls.get_bucket_acl,
     Operation.PUT_BUCKET_ACL: acls.put_bucket_acl,
     Operation.GET_OBJECT_ACL: acls.get_object_acl,
@@ -97,10 +103,10 @@ class Gateway:
             return self._admin.handle(exchange, request)
         operation = route(request)
         exchange.operation = operation
+        if operation is Operation.PREFLIGHT:
+            raise preflight_error(request)
         identity, verified = self._identities.identify(request)
-        authorise(
-            self._services.engine, identity, operation, request.bucket or "", (request.key or "").encode(), request.params.get("versionId")
-        )
+        authorise(self._services.engine, identity, operation, request)
         handler = HANDLERS.get(operation)
         if handler is None:
             raise not_implemented(operation, request)

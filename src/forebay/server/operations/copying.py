@@ -20,12 +20,13 @@ from forebay.engine.records import Part
 from forebay.errors import StoreError
 from forebay.s3 import xml_responses as documents
 from forebay.s3.checksums import Algorithm, Checksum, ChecksumType, checksum_algorithm, hasher, parse_checksum
-from forebay.s3.conditions import check_copy_source, write_condition
+from forebay.s3.conditions import check_copy_source, check_expected_owner, write_condition
 from forebay.s3.names import parse_copy_source, parse_tagging_header, user_metadata
 from forebay.s3.ranges import ByteRange, copy_range, parse_part_number
 from forebay.s3.routing import Operation
-from forebay.server.authorisation import authorise
+from forebay.server.authorisation import authorise_on
 from forebay.server.message import Response
+from forebay.server.operations.buckets import bucket_owner
 from forebay.server.operations.common import acl_of_new_object, add_version_id, checksums_of, current_of, opaque_etag, stored_headers, xml
 from forebay.server.operations.writing import check_early, judge
 from forebay.server.services import Call, Services
@@ -35,7 +36,9 @@ def open_source(services: Services, call: Call) -> Opened:
     """The object that x-amz-copy-source names, authorised and its conditions judged. Raises StoreError."""
     source = parse_copy_source(call.headers["x-amz-copy-source"])
     key = source.key.encode()
-    authorise(services.engine, call.identity, Operation.GET_OBJECT, source.bucket, key, source.version_id)
+    authorise_on(services.engine, call.identity, Operation.GET_OBJECT, source.bucket, key, source.version_id)
+    if "x-amz-source-expected-bucket-owner" in call.headers:
+        check_expected_owner(call.headers, bucket_owner(services.engine.bucket(source.bucket)).id, of_source=True)
     try:
         opened = services.engine.open(source.bucket, key, source.version_id)
     except StoreError as error:

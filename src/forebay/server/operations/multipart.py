@@ -44,11 +44,12 @@ from forebay.server.operations.common import (
 )
 from forebay.server.operations.listing import encoding_is_url
 from forebay.server.operations.writing import Payload, check_early, judge, open_payload, receive_blob
-from forebay.server.services import Call, Services
+from forebay.server.services import Call, Services, owner_of
 from forebay.server.transfer import Wire
 
 PART_BYTES_MAX = 5 << 30  # S3's limit
-MD5_PART_BYTES_MAX = 0  # parts are where the bytes are: an MD5 only if the client sent one or the configuration asks
+# Larger parts get an MD5 only if the client sent one or the configuration asks; clients use larger ones for large objects.
+MD5_PART_BYTES_MAX = 5 << 20
 
 
 async def create_multipart_upload(services: Services, call: Call) -> Response:
@@ -257,4 +258,5 @@ def _upload_entry(upload: Upload) -> documents.UploadEntry:
         upload.created_ns,
         checksum_algorithm=Algorithm(upload.checksum_algorithm) if upload.checksum_algorithm else None,
         checksum_type=ChecksumType(upload.checksum_type) if upload.checksum_type else None,
+        owner=owner_of(upload.user) if upload.user else None,
     )
