@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from fake_s3 import Fault, FakeS3
+from fake_s3 import FakeS3, Fault
 from location_kit import LocationTests, MiB, content, read
 
 from forebay.errors import (
@@ -91,11 +91,13 @@ class TestFolder(LocationTests):
             upload.write_part(0, [bytes(4096)])
         upload.abort()
 
-    @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
-    def test_denied(self, location: Location) -> None:
+    def test_denied(self, location: Location, monkeypatch: pytest.MonkeyPatch) -> None:
+        def denied(*_: object, **__: object) -> None:
+            raise PermissionError(13, "Permission denied")
+
         location.put("x", b"1")
-        Path(location.url, "x").chmod(0)
-        with pytest.raises(LocationDenied):
+        monkeypatch.setattr(Path, "open", denied)
+        with pytest.raises(LocationDenied, match="Permission denied"):
             location.get("x")
 
 

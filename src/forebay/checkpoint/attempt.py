@@ -34,14 +34,15 @@ COMMIT_GRACE_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """The attempt `name` at the checkpoint `location`; `replaces` is the entity tag of the manifest it may
-    overwrite.
+    """The attempt `name` at the checkpoint `location`; `replaces` and `replaced_attempt` are the entity tag and the attempt of the
+    manifest that it may overwrite.
     """
 
     location: Location
     name: str
     group: Group
     replaces: str | None = None
+    replaced_attempt: str | None = None
 
     def report(self, index: HostIndex) -> None:
         """Say that this rank's data is durable."""
@@ -83,10 +84,14 @@ class Attempt:
             raise CheckpointExists(f"{self.location.url}: attempt {found.attempt} was committed before {self.name}")
         return etag
 
-    def finish(self, build: Callable[[list[HostIndex]], Manifest], deadline_s: float) -> tuple[Manifest | None, str]:
-        """Wait for all reports and commit, or wait until another rank has. The manifest, if it was this rank that
-        committed, and its entity tag. `deadline_s` is on the monotonic clock.
+    def finish(self, index: HostIndex, build: Callable[[list[HostIndex]], Manifest], deadline_s: float) -> tuple[Manifest | None, str]:
+        """Report, wait for all reports and commit, or wait until another rank has; a rank that is alone just commits.
+
+        The manifest, if it was this rank that committed, and its entity tag. `deadline_s` is on the monotonic clock.
         """
+        if self.group.size == 1:
+            return self._commit(build([index]))
+        self.report(index)
         expected = {_index_name(rank) for rank in range(self.group.size)}
         complete_since: float | None = None
         for names in self._poll(deadline_s):
@@ -96,7 +101,7 @@ class Attempt:
             complete_since = now_s if complete_since is None else complete_since
             grace_s = 0.0 if self.group.rank == 0 else COMMIT_GRACE_S + self.group.rank
             if now_s - complete_since >= grace_s:
-                return self._commit(build)
+                return self._commit(build(self._read_indexes()))
             if (etag := self.committed()) is not None:
                 return None, etag
         raise AssertionError("unreachable: polling ends by an exception")
@@ -113,10 +118,18 @@ class Attempt:
                 raise SaveFailed(missing[0] if missing else 0, f"no report in time from rank {who}")
             time.sleep(POLL_S)
 
-    def _commit(self, build: Callable[[list[HostIndex]], Manifest]) -> tuple[Manifest | None, str]:
+    def remove_replaced(self) -> None:
+        """After the commit: remove the files of the attempt that this one replaced."""
+        old = self.replaced_attempt
+        if old is not None:
+            folders = (f"data/{old}", f"index/{old}")
+            self.location.delete([entry.key for folder in folders for entry in self.location.walk(folder)] + [f"d/{old}"])
+
+    def _read_indexes(self) -> list[HostIndex]:
         with ThreadPoolExecutor(8, "forebay-index") as pool:
-            indexes = list(pool.map(self._read_index, range(self.group.size)))
-        built = build(indexes)
+            return list(pool.map(self._read_index, range(self.group.size)))
+
+    def _commit(self, built: Manifest) -> tuple[Manifest | None, str]:
         condition = Absent() if self.replaces is None else Unchanged(self.replaces)
         try:
             data = views.encode_manifest(built)

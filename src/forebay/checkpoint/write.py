@@ -11,7 +11,7 @@ import math
 import secrets
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
@@ -27,6 +27,7 @@ from forebay.checkpoint.group import Group, SingleProcess
 from forebay.checkpoint.leaves import LeafCollector
 from forebay.checkpoint.manifest import (
     BLOCK_BYTES,
+    MANIFEST_FORMAT,
     MANIFEST_KEY,
     ArrayEntry,
     FileEntry,
@@ -35,6 +36,7 @@ from forebay.checkpoint.manifest import (
     Manifest,
     Node,
     Piece,
+    decode,
 )
 from forebay.checkpoint.plan import ArraySpec, Plan, make_plan
 from forebay.checkpoint.reuse import Reuse, find_reuse
@@ -93,7 +95,7 @@ class PendingSave:
     def __init__(self, timeline: Timeline) -> None:
         self.timeline = timeline
         self._future: Future[Saved] = Future()
-        self._stop: list[ForebayError] = []
+        self._stop: list[BaseException] = []
 
     @property
     def done(self) -> bool:
@@ -115,10 +117,11 @@ class PendingSave:
 
 
 class _Agreement(msgspec.Struct):
-    """What rank 0 decides for all: the attempt's name and what it replaces, or why there will be none."""
+    """What rank 0 decides for all: the attempt's name and what it replaces (entity tag and attempt), or why there will be none."""
 
     attempt: str = ""
     replaces: str | None = None
+    replaced_attempt: str | None = None
     error: str = ""
     exists: bool = False
 
@@ -148,7 +151,7 @@ def start_save(
     """
     group, options = group or SingleProcess(), options or SaveOptions()
     agreed = _agree(location, group, overwrite, options)
-    attempt = Attempt(location, agreed.attempt, group, agreed.replaces)
+    attempt = Attempt(location, agreed.attempt, group, agreed.replaces, agreed.replaced_attempt)
     ring = staging or Staging(options.memory_bytes)
     save = _Save(attempt, options, ring, step, metadata or {}, temporary, blocking, latest)
     try:
@@ -174,14 +177,18 @@ def _agree(location: Location, group: Group, overwrite: bool, options: SaveOptio
 
 def _decide(location: Location, overwrite: bool) -> tuple[_Agreement, Exception | None]:
     """Rank 0's decision; what went wrong is broadcast too, so that nobody waits."""
+    attempt = secrets.token_hex(6)
     try:
-        present = location.head(MANIFEST_KEY)
+        if location.head(MANIFEST_KEY) is None:
+            return _Agreement(attempt), None
+        if not overwrite:
+            exists = CheckpointExists(f"{location.url} is a complete checkpoint already; pass overwrite=True to replace it")
+            return _Agreement(error=str(exists), exists=True), exists
+        data, etag = location.get(MANIFEST_KEY)
+        replaced = decode(data, MANIFEST_FORMAT, Manifest, f"{location.url}/{MANIFEST_KEY}").attempt
+        return _Agreement(attempt, etag, replaced), None
     except ForebayError as error:
         return _Agreement(error=str(error)), error
-    if present is not None and not overwrite:
-        exists = CheckpointExists(f"{location.url} is a complete checkpoint already; pass overwrite=True to replace it")
-        return _Agreement(error=str(exists), exists=True), exists
-    return _Agreement(secrets.token_hex(6), present.etag if present else None), None
 
 
 @dataclass(slots=True)
@@ -220,7 +227,7 @@ class _Save:
     _crcs: dict[tuple[int, int], tuple[int, int]] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _copied_bytes: int = 0
-    _reported: bool = False
+    _may_be_committed: bool = False
 
     def __post_init__(self) -> None:
         self.timeline = Timeline(self.attempt.group.rank)
@@ -259,8 +266,21 @@ class _Save:
         for part in parts:
             slot = self._slot(len(parts))
             crcs = self._fill(stager, part, slot)
-            self._futures.append(self._pool.submit(self._write_slot, part, slot, crcs))
+            future = self._submit(self._write_slot, part, slot, crcs)
+            future.add_done_callback(lambda _, slot=slot: slot.release())  # type: ignore[misc]  # also if it never ran
             self._check_stop()
+
+    def _submit(self, work: Callable[..., None], *arguments: object) -> Future[None]:
+        """Queue work on a part; if it fails, the others stop."""
+
+        def stop_if_failed(done: Future[None]) -> None:
+            if not done.cancelled() and (error := done.exception()) is not None:
+                self.pending._stop.append(error)
+
+        future = self._pool.submit(work, *arguments)
+        future.add_done_callback(stop_if_failed)
+        self._futures.append(future)
+        return future
 
     def _begin_uploads(self) -> list[Part]:
         """Start this rank's files; all parts of them, in order."""
@@ -361,14 +381,13 @@ class _Save:
         deadline_s = time.monotonic() + self.options.timeout_s
         if not self._files:
             stager = Stager(self._plan, self._sources)
-            self._futures = [self._pool.submit(self._stage_and_write, stager, part) for part in self._begin_uploads()]
+            for part in self._begin_uploads():
+                self._submit(self._stage_and_write, stager, part)
         self._wait_for_parts()
-        with self.timeline.span("report"):
-            self._check_stop()
-            self._reported = True
-            self.attempt.report(self._index())
+        self._check_stop()
+        self._may_be_committed = True
         with self.timeline.span("commit"):
-            built, etag = self.attempt.finish(self._manifest, deadline_s)
+            built, etag = self.attempt.finish(self._index(), self._manifest, deadline_s)
         return self._finished(built, etag)
 
     def _finished(self, built: Manifest | None, etag: str) -> Saved:
@@ -380,18 +399,19 @@ class _Save:
                     views.write(location, built)
                 if self.latest is not None and self.step is not None:
                     self.latest.put(LATEST_KEY, step_name(self.step).encode())
+                self.attempt.remove_replaced()
         size_bytes = sum(file.size_bytes for file in self._plan.files)
         return Saved(location.url, self.step, self.attempt.name, etag, size_bytes, self._copied_bytes)
 
     def _saved_after_all(self, error: BaseException) -> Saved | None:
-        """After a failure beyond this rank's report, another rank may have committed all the same."""
-        if not self._reported or isinstance(error, CheckpointExists):
+        """After a failure in the commit it may stand all the same: by another rank, or by a request whose answer was lost."""
+        if not self._may_be_committed or isinstance(error, CheckpointExists):
             return None
         try:
             etag = self.attempt.committed()
+            return self._finished(None, etag) if etag is not None else None
         except ForebayError:
             return None
-        return self._finished(None, etag) if etag is not None else None
 
     def _wait_for_parts(self) -> None:
         """Until all parts are written; stops them when one fails, or another rank does."""
@@ -410,21 +430,19 @@ class _Save:
 
     def fail(self, error: BaseException) -> None:
         """Stop the threads, free what was stored, tell the other ranks."""
-        self.pending._stop.append(error if isinstance(error, ForebayError) else SaveFailed(self._rank, repr(error)))
+        self.pending._stop.append(error)
         self._pool.shutdown(cancel_futures=True)
         for file, state in self._files.items():
             if file not in self._entries:
                 state.upload.abort()
         if self.attempt.group.size > 1:
             self.attempt.report_failure(str(error) or repr(error))
-        if not self._reported:
+        if not self._may_be_committed or isinstance(error, CheckpointExists):
             self._remove_data()
         self._sources = []
 
     def _remove_data(self) -> None:
-        """Without this rank's report nobody can commit the attempt, so its files are garbage. What stays is swept
-        later.
-        """
+        """The attempt cannot be committed any more, so this rank's files are garbage. What stays of it is swept later."""
         try:
             self.attempt.location.delete([self._plan.files[file].key for file in self._entries])
         except ForebayError as error:

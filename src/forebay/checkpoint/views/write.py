@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from typing import Any
 
@@ -27,17 +28,22 @@ from forebay.checkpoint.views.ocdbt import encode_database
 from forebay.checkpoint.views.zarr import ZarrArray, distinct_entries, zarr_arrays
 from forebay.locations import Location
 
+COMMIT_MARKS = frozenset({"manifest.ocdbt", "metadata.json", "_CHECKPOINT_METADATA"})
+"""What other programs take as the sign that the rest is there; written after it."""
 _SEQUENCE_KEY, _DICT_KEY = 1, 2
 
 
 def write(checkpoint: Location, manifest: Manifest) -> None:
     """Write all views of a committed checkpoint; again if they were half written, or are those of an attempt replaced."""
-    for key, data in view_objects(manifest).items():
-        checkpoint.put(key, data)
+    objects = view_objects(manifest)
+    last = [key for key in objects if key in COMMIT_MARKS]
+    with ThreadPoolExecutor(8, "forebay-view") as pool:
+        list(pool.map(lambda key: checkpoint.put(key, objects[key]), [key for key in objects if key not in COMMIT_MARKS]))
+        list(pool.map(lambda key: checkpoint.put(key, objects[key]), last))
 
 
 def view_objects(manifest: Manifest) -> dict[str, bytes]:
-    """Key and contents of each object, in the order of writing: what others take for a commit mark comes last."""
+    """Key and contents of each object."""
     arrays = zarr_arrays(manifest)
     return {**_database(manifest, arrays), **_orbax(manifest, arrays), **_huggingface(manifest), **_levanter(manifest)}
 
