@@ -78,7 +78,7 @@ class Cursor(Protocol):
 
 
 class ShardWriter(Protocol):
-    """A shard being written under `staging/`. Used by one thread at a time."""
+    """A shard being written under `staging/`. Writes may come from several threads, and `abort` during another call."""
 
     def write(self, views: Sequence[memoryview], offset: int) -> None:
         """Write all `views` one after the other from byte `offset`.

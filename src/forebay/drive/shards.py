@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
+from threading import Lock
 
 from forebay.directio import DirectFile, open_direct
 from forebay.drive.crash import crash_point
@@ -30,13 +31,17 @@ _numbers = count()
 
 
 class LocalShardWriter:
-    """See `forebay.drive.interface.ShardWriter`. `require_space` raises DriveFull when the reserve is reached."""
+    """See `forebay.drive.interface.ShardWriter`. `require_space` raises DriveFull when the reserve is reached.
+
+    A lock keeps `abort` from closing the file under a write: the descriptor might be another file's by then.
+    """
 
     def __init__(self, drive: str, blob_id: bytes, require_space: Callable[[], None]) -> None:
         check_blob_id(blob_id)
         self._drive = drive
         self._blob_id = blob_id
         self._require_space = require_space
+        self._lock = Lock()
         require_space()
         with Reporting(drive, f"create shard {blob_id.hex()}"):
             self._file: DirectFile | None = create_staging_file(drive, blob_id.hex(), os.O_WRONLY)
@@ -45,20 +50,20 @@ class LocalShardWriter:
     def write(self, views: Sequence[memoryview], offset: int) -> None:
         """Write all `views` from byte `offset` on."""
         self._require_space()
-        with Reporting(self._drive, f"write shard {self._blob_id.hex()}"):
+        with self._lock, Reporting(self._drive, f"write shard {self._blob_id.hex()}"):
             self._open_file().pwritev(views, offset)
         crash_point("shard.write")
 
     def sync(self) -> None:
         """Make it durable."""
-        with Reporting(self._drive, f"sync shard {self._blob_id.hex()}"):
+        with self._lock, Reporting(self._drive, f"sync shard {self._blob_id.hex()}"):
             self._open_file().datasync()
         crash_point("shard.sync")
 
     def publish(self) -> None:
         """Rename it to its final name, durably."""
-        file = self._open_file()
-        with Reporting(self._drive, f"publish shard {self._blob_id.hex()}"):
+        with self._lock, Reporting(self._drive, f"publish shard {self._blob_id.hex()}"):
+            file = self._open_file()
             Path(file.path).rename(shard_path(self._drive, self._blob_id))
             self._file = None
             file.close()
@@ -68,12 +73,13 @@ class LocalShardWriter:
 
     def abort(self) -> None:
         """Remove it unless it is published; never raises: what cannot be removed now, `clear_staging` finds."""
-        file, self._file = self._file, None
-        if file is not None:
-            with suppress(OSError):
-                file.close()
-            with suppress(OSError):
-                Path(file.path).unlink()
+        with self._lock:
+            file, self._file = self._file, None
+            if file is not None:
+                with suppress(OSError):
+                    file.close()
+                with suppress(OSError):
+                    Path(file.path).unlink()
 
     def _open_file(self) -> DirectFile:
         if self._file is None:

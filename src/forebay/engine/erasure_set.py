@@ -7,13 +7,13 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple, NoReturn, TypeVar
 
 from forebay.drive import Drive, crash_point
 from forebay.engine import keyspace, recovery
 from forebay.engine.lanes import Gather, Lanes
 from forebay.engine.placement import Geometry
-from forebay.engine.records import BadRecord, Log, pack
+from forebay.engine.records import BadRecord, Log, pack, unpack
 from forebay.engine.shared import DriveState, SharedState
 from forebay.errors import DriveError, DriveFailed, DriveFull, StoreError
 
@@ -22,6 +22,9 @@ T = TypeVar("T")
 
 COMMIT_TIMEOUT_S = 10.0  # a drive that takes longer is taken out; the store must answer before clients give up (60 s)
 LOG_COMMITS_KEPT = 4096  # how far behind a drive may be and still catch up without a full comparison
+LOG_TRIM_COMMITS = 64  # older log records are removed so many at a time
+SLOW_S = 1.0  # a drive with a call under way for longer is read around
+STUCK_S = 30.0  # a drive with a call under way for longer is taken out
 IO_LANES = 4  # calls at a drive at once for shards: enough to keep a fast drive's queue filled
 
 Opener = Callable[[int], Drive]
@@ -63,6 +66,7 @@ class ErasureSet:
         self._current: list[tuple[int, Drive]] = []
         self._current_at: list[Drive | None] = [None] * geometry.drives
         self._mutex = threading.Lock()
+        self._published_ordinal = (-1, 0)  # (sequence number, ordinal) of the commit that this process published last
         self.bad_records = 0
         self.on_bad_record: Callable[[int, bytes], None] = lambda position, key: None
 
@@ -109,16 +113,10 @@ class ErasureSet:
 
     def take_out(self, position: int, error: BaseException | str, state: DriveState = DriveState.OFFLINE) -> None:
         """A drive failed: no process uses it until it is admitted again."""
-        if self.state(position) > state:
-            drive = self._drives[position]
-            log.error(
-                "drive %s (set %d, position %d) is taken out: %s",
-                drive.path if drive else "?",
-                self.index,
-                position,
-                error,
-            )
-            self.shared.set_state(self.index, position, state)
+        if self.shared.lower_state(self.index, position, state, str(error)):
+            log.error("set %d, drive %d is taken out: %s", self.index, position, error)
+        if state is DriveState.OFFLINE:
+            self._abandon(position, DriveFailed(f"drive {position}", f"it was taken out: {error}"))
 
     def published(self) -> int:
         """The newest commit that may be seen."""
@@ -155,7 +153,7 @@ class ErasureSet:
     def close(self) -> None:
         """Close the drives."""
         for lanes in (*self._commit_lanes, *self._io_lanes):
-            lanes.close()
+            lanes.close(DriveFailed("the drives", "the store is closed"))
         for drive in self._drives:
             if drive is not None:
                 drive.close()
@@ -163,21 +161,25 @@ class ErasureSet:
     def _new_lanes(self, position: int, kind: str, threads: int) -> Lanes:
         return Lanes(f"set{self.index}-drive{position}-{kind}", threads)
 
+    def _abandon(self, position: int, error: DriveFailed) -> None:
+        """Calls that hang keep their threads; those that wait behind them fail now, and the drive gets new threads when it is back."""
+        self._commit_lanes[position].abandon(error)
+        self._io_lanes[position].abandon(error)
+
     def _open_again(self, position: int) -> None:
         with self._mutex:
             epoch = self.shared.epoch(self.index, position)
             if self._epochs[position] == epoch and self._drives[position] is not None:
                 return
-            old = self._drives[position]
-            self._drives[position] = None
-            if old is not None:
-                old.close()
             try:
+                # The handle before is let go, not closed: calls may be under way on it in other threads.
                 self._drives[position] = self._reopen(position)
             except DriveError as e:
+                self._drives[position] = None
                 self.take_out(position, e)
                 return
             self._epochs[position] = epoch
+            self._abandon(position, DriveFailed(f"drive {position}", "it was opened again"))
             self._commit_lanes[position] = self._new_lanes(position, "commit", 1)
             self._io_lanes[position] = self._new_lanes(position, "io", IO_LANES)
 
@@ -192,8 +194,15 @@ class ErasureSet:
         return self.settle([p for p, _ in calls], gather.wait(timeout_s), timeout_s)
 
     def submit(self, gather: Gather, position: int, call: Callable[[], object]) -> None:
-        """Make one call on a drive's I/O lanes."""
-        self._io_lanes[position].submit(gather, position, call)
+        """Make one call on a drive's I/O lanes. A drive on which a call hangs is taken out."""
+        lanes = self._io_lanes[position]
+        if (busy_s := lanes.busy_s()) > STUCK_S:
+            self.take_out(position, f"a call has not returned for {busy_s:.0f} s")
+        lanes.submit(gather, position, call)
+
+    def is_slow(self, position: int) -> bool:
+        """Whether a call on the drive's I/O lanes takes so long that others should not wait for it."""
+        return self._io_lanes[position].busy_s() > SLOW_S
 
     def settle(self, positions: Iterable[int], outcomes: dict[int, object], timeout_s: float) -> dict[int, object]:
         """Complete `outcomes` with the late ones, and take out the drives that failed or are late."""
@@ -229,21 +238,20 @@ class ErasureSet:
         self.on_bad_record(position, error.key)
 
     def next_seq(self) -> int:
-        """Under the set lock: the number of the next commit. Settles the last one first if its process died in the middle of it."""
-        published = self.shared.published(self.index)
-        while True:
+        """Under the set lock: the number of the next commit. Settles the last one first if it failed or its process died."""
+        while self.shared.tried(self.index) != self.published():
             try:
-                current = self.current()
-                if all(drive.seq() == published for _, drive in current):
-                    return published + 1
-                seq, leaders, laggards = recovery.newest(current)
-                recovery.settle(self.geometry, leaders, laggards, seq, maybe_acknowledged=False)
+                newest, _ = recovery.settle(self.geometry, self.current())
+                keys: list[bytes] = []
+                if newest.seq > self.published():  # every member that is in service has it
+                    recovery.drop_unreadable(newest, self.geometry, self.current())
+                    keys = newest.log.keys
             except DriveError as e:
                 self._take_out_named(e)
                 self.require_writable()
                 continue
-            self.shared.publish(self.index, seq)
-            return seq + 1
+            self.commit(Changes(self.shared.tried(self.index) + 1, {}), keys)
+        return self.published() + 1
 
     def _take_out_named(self, error: DriveError) -> None:
         for position, drive in self.current():
@@ -252,63 +260,84 @@ class ErasureSet:
                 return
         raise error
 
-    def commit(self, changes: Changes) -> None:
-        """Under the set lock: make `changes` durable on a quorum and publish them. Raises StoreError when there is none."""
-        positions = [(p, d) for p, d in self.in_states(DriveState.CURRENT, DriveState.SYNCING)]
-        self._write_log(changes)
+    def commit(self, changes: Changes, keys: Sequence[bytes] = ()) -> None:
+        """Under the set lock: make `changes` durable on every current drive and publish them. Raises StoreError if too few have them.
+
+        `keys` were changed since the published commit by one that was never published, and become part of this one.
+        """
+        seq, values = changes
+        keys = [*keys, *values]
+        members = [p for p, _ in self.in_states(DriveState.CURRENT)]
+        ordinal = self._ordinal_of_published() + 1
+        values |= self._outdated_logs(ordinal)
         crash_point("engine.commit.before")
-        gather = Gather(len(positions))
-        for p, drive in positions:
+        while True:
+            log_key = keyspace.log_key(seq)
+            values[log_key] = pack(log_key, Log(keys, os.urandom(8), self.published(), ordinal, members))
+            done, errors = self._give(Changes(seq, values))
+            if len(members) < self.geometry.write_quorum or len(done.intersection(members)) < self.geometry.write_quorum:
+                self._fail(seq, done, errors)
+            if done.issuperset(members):
+                break
+            # A member failed. Only a commit that does without it may count: see recovery.py.
+            members, seq, values = [p for p in members if p in done], seq + 1, {}
+        crash_point("engine.commit.publish")
+        self.shared.publish(self.index, seq)
+        self._published_ordinal = (seq, ordinal)
+        crash_point("engine.commit.published")
+
+    def _give(self, changes: Changes) -> tuple[set[int], dict[int, BaseException]]:
+        """Have every current and syncing drive make a commit; those that fail are taken out. Returns who has it, and the errors."""
+        drives = self.in_states(DriveState.CURRENT, DriveState.SYNCING)
+        tried = self.shared.tried(self.index)
+        self.shared.set_tried(self.index, changes.seq)
+        gather = Gather(len(drives))
+        for p, drive in drives:
             self._commit_lanes[p].submit(gather, p, partial(_apply, drive, p, changes))
         outcomes = gather.wait(self.commit_timeout_s)
-        done = [p for p, _ in positions if outcomes.get(p, _LATE) is None]
-        if sum(self.state(p) is DriveState.CURRENT for p in done) >= self.geometry.write_quorum:
-            self._mark_failures(positions, outcomes)
-            crash_point("engine.commit.publish")
-            self.shared.publish(self.index, changes.seq)
-            crash_point("engine.commit.published")
-            return
-        self._fail(changes, positions, outcomes, done)
-
-    def _write_log(self, changes: Changes) -> None:
-        key = keyspace.log_key(changes.seq)
-        changes.values[key] = pack(key, Log([k for k in changes.values if k[:1] != keyspace.TABLE_LOG], os.urandom(8)))
-        if changes.seq > LOG_COMMITS_KEPT:
-            changes.values[keyspace.log_key(changes.seq - LOG_COMMITS_KEPT)] = None
-
-    def _mark_failures(self, positions: list[tuple[int, Drive]], outcomes: dict[int, object]) -> None:
-        for p, _ in positions:
+        done: set[int] = set()
+        errors: dict[int, BaseException] = {}
+        for p, drive in drives:
             outcome = outcomes.get(p, _LATE)
             if outcome is _LATE:
-                self.take_out(p, f"a commit took longer than {self.commit_timeout_s:g} s")
-            elif isinstance(outcome, DriveFull):
-                self.take_out(p, outcome, DriveState.STALE)
+                errors[p] = DriveFailed(drive.path, f"a commit took longer than {self.commit_timeout_s:g} s")
             elif isinstance(outcome, BaseException):
-                self.take_out(p, outcome)
+                errors[p] = outcome
+            else:
+                done.add(p)
+        if not done and errors and all(isinstance(e, DriveFull) for e in errors.values()):
+            self.shared.set_tried(self.index, tried)  # full drives did nothing: all are where they were
+            return done, errors
+        for p, error in errors.items():
+            self.take_out(p, error, DriveState.STALE if isinstance(error, DriveFull) else DriveState.OFFLINE)
+        return done, errors
 
-    def _fail(self, changes: Changes, positions: list[tuple[int, Drive]], outcomes: dict[int, object], done: list[int]) -> None:
-        """Too few drives have the commit: take back what would hide readable data, then say why."""
-        if done:
-            self._mark_failures(positions, outcomes)
-            undo = [key for key, value in changes.values.items() if isinstance(value, list)]
-            if undo:
-                gather = Gather(len(done))
-                for p, drive in positions:
-                    if p in done:
-                        self._commit_lanes[p].submit(gather, p, partial(drive.commit, changes.seq, [], undo))
-                self._mark_failures([(p, d) for p, d in positions if p in done], gather.wait(self.commit_timeout_s))
-        errors = [o for o in outcomes.values() if isinstance(o, BaseException)]
-        full = any(isinstance(e, DriveFull) for e in errors)
-        if not done and full and all(isinstance(e, DriveError) for e in errors):
-            # No drive applied anything, so those that are merely full are still where they were.
-            self._mark_failures([(p, d) for p, d in positions if not isinstance(outcomes.get(p), DriveFull)], outcomes)
-        elif not done:
-            self._mark_failures(positions, outcomes)
-        for e in errors:
-            log.error("commit %d of set %d failed: %s", changes.seq, self.index, e)
-        if full:
+    def _fail(self, seq: int, done: set[int], errors: dict[int, BaseException]) -> NoReturn:
+        log.error("commit %d of set %d failed: drives %s have it", seq, self.index, sorted(done))
+        for position, error in errors.items():
+            log.error("commit %d of set %d failed on drive %d: %s", seq, self.index, position, error)
+        if any(isinstance(e, DriveFull) for e in errors.values()):
             raise StoreError("InsufficientCapacity")
         raise self.unavailable()
+
+    def _ordinal_of_published(self) -> int:
+        seq, ordinal = self._published_ordinal
+        if seq == (published := self.published()):
+            return ordinal
+        key = keyspace.log_key(published)
+        return self.read(lambda drive: unpack(key, raw, Log).ordinal if (raw := drive.get(key)) is not None else 0)
+
+    def _outdated_logs(self, ordinal: int) -> dict[bytes, Value]:
+        """Every LOG_TRIM_COMMITS commits: log records to remove."""
+        if ordinal % LOG_TRIM_COMMITS:
+            return {}
+        stop = keyspace.log_key(self.published())
+
+        def outdated(drive: Drive) -> dict[bytes, Value]:
+            oldest = drive.scan(keyspace.TABLE_LOG, stop, 2 * LOG_TRIM_COMMITS)
+            return {key: None for key, raw in oldest if unpack(key, raw, Log).ordinal <= ordinal - LOG_COMMITS_KEPT}
+
+        return self.read(outdated)
 
 
 _LATE = object()

@@ -8,8 +8,9 @@ new lanes when it is admitted again.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 
 
 class Gather:
@@ -64,32 +65,59 @@ class Lanes:
         self._queue: SimpleQueue[tuple[Gather, int, Callable[[], object]] | None] = SimpleQueue()
         self._started = False
         self._mutex = threading.Lock()
+        self._since_s: dict[int, float] = {}  # thread -> when its call began
+        self._ended: Exception | None = None
 
     def submit(self, gather: Gather, position: int, call: Callable[[], object]) -> None:
         """Have `call` made, its outcome reported to `gather`."""
         if not self._started:
             self._start()
         self._queue.put((gather, position, call))
+        if self._ended is not None:  # perhaps no thread looks any more
+            self._drain(self._ended)
 
-    def close(self) -> None:
-        """Let the threads end after what is queued."""
+    def close(self, error: Exception) -> None:
+        """Let the threads end after what is queued; later calls get `error`."""
+        self._ended = error
         for _ in range(self._threads):
             self._queue.put(None)
+
+    def abandon(self, error: Exception) -> None:
+        """Report `error` for every call that waits or comes later, and let the threads end."""
+        self._ended = error
+        self._drain(error)
+
+    def _drain(self, error: Exception) -> None:
+        while True:
+            try:
+                job = self._queue.get_nowait()
+            except Empty:
+                break
+            if job is not None:
+                job[0].report(job[1], error)
+        self.close(error)
+
+    def busy_s(self) -> float:
+        """How long the oldest call under way has taken so far; 0 if there is none."""
+        began = list(self._since_s.values())
+        return time.monotonic() - min(began) if began else 0.0
 
     def _start(self) -> None:
         with self._mutex:
             if self._started:
                 return
             for i in range(self._threads):
-                threading.Thread(target=self._run, name=f"{self._name}-{i}", daemon=True).start()
+                threading.Thread(target=self._run, args=(i,), name=f"{self._name}-{i}", daemon=True).start()
             self._started = True
 
-    def _run(self) -> None:
+    def _run(self, number: int) -> None:
         while (job := self._queue.get()) is not None:
             gather, position, call = job
+            self._since_s[number] = time.monotonic()
             try:
                 outcome: object = call()
             except Exception as e:
                 outcome = e
+            del self._since_s[number]
             gather.report(position, outcome)
             del job, gather, call, outcome  # a lane that waits must not keep buffers alive

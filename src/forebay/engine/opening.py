@@ -24,8 +24,9 @@ from __future__ import annotations
 import logging
 import os
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
+from hashlib import blake2b
 from pathlib import Path
 
 import msgspec
@@ -36,11 +37,14 @@ from forebay.engine.committer import Notify, notify_directly
 from forebay.engine.engine import ARENA_BYTES, Engine
 from forebay.engine.erasure_set import ErasureSet
 from forebay.engine.placement import Geometry
+from forebay.engine.records import Log, pack
 from forebay.engine.shared import DriveState, SharedState
 from forebay.errors import ConfigError, DriveError, DriveMismatch
 
 log = logging.getLogger("forebay.engine")
 
+GENESIS_SEQ = 1  # the commit that a fresh store starts with: a drive without any was never filled
+START_GAP = 1 << 20  # numbers left out at each start, as drives that are away may have commits that nobody else knows of
 PATH_KEY_PREFIX = keyspace.TABLE_SYSTEM + b"path/"  # + position: the folder that the drive was last opened at
 SYNCING_KEY = keyspace.TABLE_SYSTEM + b"syncing"  # on a drive whose index is incomplete
 FILL_KEY = keyspace.TABLE_SYSTEM + b"fill"  # on a drive that may lack shards which no heal record names
@@ -84,6 +88,7 @@ def prepare(paths: Sequence[str], geometry: Geometry, shared: SharedState) -> La
         layout = _recognise(paths, kinds, geometry)
     drives = _open_all(layout)
     try:
+        _finish_format(layout, drives)
         _refill_replaced(layout, drives)
         for set_index in range(len(layout.paths)):
             _start_set(layout, set_index, drives, shared)
@@ -115,12 +120,20 @@ def _open(layout: Layout, set_index: int, position: int) -> Drive:
     return LocalDrive.open(layout.paths[set_index][position], layout.expected(set_index, position))
 
 
-def format_drive(layout: Layout, set_index: int, position: int) -> None:
+def format_drive(layout: Layout, set_index: int, position: int, drive_id: str = "") -> None:
     """Make the folder at a position a fresh drive. Raises DriveMismatch if it holds anything."""
     path = layout.paths[set_index][position]
     Path(path).mkdir(parents=True, exist_ok=True)
-    identity = msgspec.structs.replace(layout.expected(set_index, position), drive_id=uuid.uuid4().hex, device=filesystem_identity(path))
+    identity = msgspec.structs.replace(
+        layout.expected(set_index, position), drive_id=drive_id or uuid.uuid4().hex, device=filesystem_identity(path)
+    )
     LocalDrive.format(path, identity)
+
+
+def _first_drive_id(layout: Layout, set_index: int, position: int) -> str:
+    """The id of a drive that was formatted with the deployment, not as a replacement."""
+    name = f"{layout.deployment} {set_index} {position}".encode()
+    return blake2b(name, digest_size=16).hexdigest()
 
 
 def _format_all(paths: list[str], kinds: dict[str, FolderKind], geometry: Geometry) -> Layout:
@@ -132,7 +145,7 @@ def _format_all(paths: list[str], kinds: dict[str, FolderKind], geometry: Geomet
     layout = Layout(uuid.uuid4().hex, geometry.data, geometry.parity, grouped)
     for set_index in range(len(grouped)):
         for position in range(n):
-            format_drive(layout, set_index, position)
+            format_drive(layout, set_index, position, _first_drive_id(layout, set_index, position))
     return layout
 
 
@@ -213,25 +226,49 @@ def _open_all(layout: Layout) -> OpenDrives:
     return drives
 
 
+def _finish_format(layout: Layout, drives: OpenDrives) -> None:
+    """Give a store its first commit; go on with a first start that was cut short, recognised by that no drive has any commit."""
+    first = {at: d.identity.drive_id == _first_drive_id(layout, *at) for at, d in drives.items()}
+    newest = {at: found for at, d in drives.items() if (found := recovery.newest_log(d)) is not None}
+    if any(first.values()) and not newest:
+        for set_index, paths in enumerate(layout.paths):
+            for position, path in enumerate(paths):
+                if (set_index, position) not in drives and classify_folder(path) in (FolderKind.EMPTY, FolderKind.MISSING):
+                    format_drive(layout, set_index, position, _first_drive_id(layout, set_index, position))
+                    drives[set_index, position] = _open(layout, set_index, position)
+                    first[set_index, position] = True
+    everywhere = len(drives) == len(layout.paths) * layout.geometry.drives and all(first.values())
+    if everywhere and all(found.seq == GENESIS_SEQ for found in newest.values()):
+        key = keyspace.log_key(GENESIS_SEQ)
+        genesis = Log([], bytes.fromhex(layout.deployment), 0, 0, list(range(layout.geometry.drives)))
+        for drive in drives.values():
+            drive.commit(GENESIS_SEQ, [(key, pack(key, genesis))], [])
+
+
 def _refill_replaced(layout: Layout, drives: OpenDrives) -> None:
-    """Format emptied drives, where the peers agree that the filesystem there is the one that was always there."""
     for set_index, paths in enumerate(layout.paths):
+        peers = [d for (s, _), d in drives.items() if s == set_index]
         for position, path in enumerate(paths):
             if (set_index, position) in drives:
                 continue
-            peers = [d for (s, _), d in drives.items() if s == set_index]
-            remembered = {v.decode() for d in peers if (v := d.get(PEER_KEY_PREFIX + bytes([position]))) is not None}
-            if not _is_safe_to_refill(path, remembered):
-                log.error("drive %s is not there; it stays out until it is back or `forebay drive replace` says otherwise", path)
-                continue
-            log.warning("drive %s was emptied or replaced: it is formatted and will be refilled", path)
             try:
-                format_drive(layout, set_index, position)
-                drive = _open(layout, set_index, position)
-                drive.commit(0, [(SYNCING_KEY, b"1"), (FILL_KEY, b"1")], [])
-                drives[set_index, position] = drive
+                if refill_if_safe(layout, set_index, position, peers):
+                    drives[set_index, position] = _open(layout, set_index, position)
+                else:
+                    log.error("drive %s is not there; it stays out until it is back or `forebay drive replace` says otherwise", path)
             except DriveError as e:
                 log.error("%s", e)
+
+
+def refill_if_safe(layout: Layout, set_index: int, position: int, peers: Sequence[Drive]) -> bool:
+    """Format an emptied drive, if the peers agree that the filesystem there is the one that was always there. Raises DriveError."""
+    path = layout.paths[set_index][position]
+    remembered = {v.decode() for d in peers if (v := d.get(PEER_KEY_PREFIX + bytes([position]))) is not None}
+    if not _is_safe_to_refill(path, remembered):
+        return False
+    log.warning("drive %s was emptied or replaced: it is formatted and will be refilled", path)
+    format_drive(layout, set_index, position)
+    return True
 
 
 def _is_safe_to_refill(path: str, remembered: set[str]) -> bool:
@@ -244,38 +281,62 @@ def _is_safe_to_refill(path: str, remembered: set[str]) -> bool:
     return kind is FolderKind.EMPTY and len(remembered) == 1
 
 
+def is_complete(drive: Drive) -> bool:
+    """Whether the index of a drive is whole, as of its newest commit."""
+    return drive.get(SYNCING_KEY) is None and recovery.newest_log(drive) is not None
+
+
 def _start_set(layout: Layout, set_index: int, drives: OpenDrives, shared: SharedState) -> None:
     """Settle the newest commit of a set and give every drive its state."""
     geometry = layout.geometry
-    present = [(p, d) for (s, p), d in sorted(drives.items(), key=lambda item: item[0]) if s == set_index]
-    complete = [(p, d) for p, d in present if d.get(SYNCING_KEY) is None]
     for position in range(geometry.drives):
-        shared.set_state(set_index, position, DriveState.OFFLINE)
-    for position, _ in present:
-        shared.set_state(set_index, position, DriveState.STALE)
-    if len(complete) < geometry.read_quorum:
-        log.error("set %d: %d of %d drives are usable, %d are needed", set_index, len(complete), geometry.drives, geometry.read_quorum)
+        shared.set_state(set_index, position, DriveState.OFFLINE, "the folder is not there, or holds no drive")
+    present: list[recovery.Source] = []
+    complete: list[recovery.Source] = []
+    for (_, position), drive in sorted((at, d) for at, d in drives.items() if at[0] == set_index):
+        try:
+            complete += [(position, drive)] if is_complete(drive) else []
+            present.append((position, drive))
+            shared.set_state(set_index, position, DriveState.STALE, "it missed commits")
+        except DriveError as e:
+            shared.set_state(set_index, position, DriveState.OFFLINE, str(e))
+    while len(complete) >= geometry.read_quorum:
+        try:
+            _start_from(layout, set_index, present, complete, shared)
+        except DriveError as e:
+            log.error("%s", e)
+            left = [s for s in complete if s[1].path != e.drive]
+            if len(left) == len(complete):
+                raise
+            complete = left
+            continue
         return
-    seq, leaders, laggards = recovery.newest(complete)
-    leaders = recovery.majority(leaders, seq)
-    before = keyspace.log_key(max(seq - 1, 0))
-    close_behind = [(p, d) for p, d in laggards if d.seq() == seq - 1 and d.get(before) == leaders[0][1].get(before)]
-    if close_behind or len(leaders) < geometry.write_quorum:
-        absent = geometry.drives - len(complete)
-        recovery.settle(geometry, leaders, close_behind, seq, maybe_acknowledged=len(leaders) + absent >= geometry.write_quorum)
-    shared.publish(set_index, max(seq, shared.published(set_index)))
-    for position, _ in (*leaders, *close_behind):
+    log.error("set %d: %d of %d drives are usable, %d are needed", set_index, len(complete), geometry.drives, geometry.read_quorum)
+
+
+def _start_from(
+    layout: Layout, set_index: int, present: list[recovery.Source], complete: list[recovery.Source], shared: SharedState
+) -> None:
+    newest, leaders = recovery.settle(layout.geometry, complete)
+    seq = newest.seq
+    next_seq = max(drive.seq() for _, drive in present) + START_GAP
+    if len(leaders) >= layout.geometry.write_quorum:
+        # From here on the leaders are all that matters: whoever is away cannot know a commit as new as this one.
+        seq, key = next_seq, keyspace.log_key(next_seq)
+        start = pack(key, Log([], os.urandom(8), newest.seq, newest.log.ordinal + 1, [p for p, _ in leaders]))
+        known = known_records(layout, set_index, [p for p, _ in leaders])
+        for _, drive in leaders:
+            drive.commit(seq, [(key, start), *known], [])
+    shared.reset(set_index, seq, next_seq)
+    for position, _ in leaders:
         shared.set_state(set_index, position, DriveState.CURRENT)
-    _remember(layout, set_index, [*leaders, *close_behind], seq)
 
 
-def _remember(layout: Layout, set_index: int, current: list[tuple[int, Drive]], seq: int) -> None:
-    """Have every current drive remember the folders and filesystems of the drives that are current."""
+def known_records(layout: Layout, set_index: int, positions: Iterable[int]) -> list[tuple[bytes, bytes]]:
+    """What every current drive remembers of the drives at `positions`: their folders and filesystems. Raises DriveError."""
     known: list[tuple[bytes, bytes]] = []
-    for position, _ in current:
+    for position in positions:
         path = layout.paths[set_index][position]
         known.append((PATH_KEY_PREFIX + bytes([position]), path.encode()))
         known.append((PEER_KEY_PREFIX + bytes([position]), filesystem_identity(path).encode()))
-    for _, drive in current:
-        if any(drive.get(key) != value for key, value in known):
-            drive.commit(seq, known, [])
+    return known

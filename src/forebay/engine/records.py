@@ -144,10 +144,13 @@ class Pointer(msgspec.Struct, array_like=True):
 
 
 class Log(msgspec.Struct, array_like=True):
-    """The keys that one commit put or removed; `random` tells it from another commit that was given the same number."""
+    """The history of a set: what one commit changed. The newest log record on a drive says how far its index has come."""
 
-    keys: list[bytes]
+    keys: list[bytes]  # everything that was changed since commit `previous`
     random: bytes = b""
+    previous: int = 0  # the newest commit that was published when this one was made
+    ordinal: int = 0  # counts the published commits: numbers have gaps
+    members: list[int] = []  # drive positions: the commit counts once all of these have it
 
 
 STRUCT_OF_KIND: dict[int, type[msgspec.Struct]] = {

@@ -1,43 +1,42 @@
 """Bringing drives back to one truth: what a record should be on a drive, and what to do with a commit that a crash tore.
 
-A commit is torn when some current drives have it and others do not, because the process that made it died. Under the set lock, before
-anything else is committed, the newest commit is settled:
+The newest log record on a drive says how far its index has come. A commit names its *members*, the drives that were current when it was
+made, and is published only once every one of them has it; a member that fails is voted out by a further commit without it. So:
 
-====================================  =======================  ==========================================
-the key, as the newest commit has it  can it be read?          so
-====================================  =======================  ==========================================
-absent                                                         removed everywhere (rolled forward)
-the same on every drive               always                   written everywhere (rolled forward)
-a share of an inline object           >= k shards               rebuilt everywhere (rolled forward)
-a share of an inline object           < k, never acknowledged   removed everywhere (rolled back)
-a share of an inline object           < k, maybe acknowledged   left alone, until more drives are back
-====================================  =======================  ==========================================
+=========================================  ===============================================================================
+of the newest commit, the drives present   so
+=========================================  ===============================================================================
+every member that is present has it        it may have been acknowledged: it stays
+some member that is present lacks it       it was never acknowledged and never read: it is undone where it is, to the state
+                                           of those that lack it; then the commit before it is looked at in the same way
+=========================================  ===============================================================================
 
-"Never acknowledged" is known for sure while the server runs (the commit is not published), and after a start if the drives that have the
-commit and the drives that are absent are together fewer than a write quorum.
+Undoing is possible because a member that lacks the newest commit has the complete state before it. Numbers are never used twice, so two
+drives with a log record of one number have the same commit.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from enum import Enum
+from typing import NamedTuple
 
 from forebay.codec import ReedSolomon
 from forebay.drive import Drive
 from forebay.engine import keyspace, records
 from forebay.engine.placement import Geometry, inline_rotation
 from forebay.engine.records import NO_SHARD, BadRecord, Frame, Log, Version
+from forebay.errors import RecordCorrupt
 
 log = logging.getLogger("forebay.engine")
 
 Source = tuple[int, Drive]
 
 
-class Lost(Enum):
-    """Instead of a value: fewer than k shards of an inline object are left."""
+class Lost(NamedTuple):
+    """Fewer than k shards of an inline object are left; `record` is what is known of it, without a shard."""
 
-    LOST = "lost"
+    record: bytes
 
 
 def value_for(
@@ -68,19 +67,25 @@ def value_for(
 
 def _inline_value(key: bytes, leader: Frame, position: int, geometry: Geometry, sources: Sequence[Source]) -> bytes | Lost:
     version = records.decode(key, leader, Version)
+    bare = records.frame(key, leader.kind, leader.meta, deleted_seq=leader.deleted_seq)
     if leader.deleted_seq:
-        return records.frame(key, leader.kind, leader.meta, deleted_seq=leader.deleted_seq)  # it needs no content any more
+        return bare  # it needs no content any more
     shards: list[bytes | memoryview | None] = [None] * geometry.drives
     for _, drive in sources:
         frame = _same_version(key, drive.get(key), version)
         if frame is not None and frame.shard_position != NO_SHARD:
             shards[frame.shard_position] = frame.shard
     if sum(s is not None for s in shards) < geometry.data:
-        return Lost.LOST
+        return Lost(bare)
     codec = ReedSolomon.of(geometry.data, geometry.parity)
     content = codec.join_small(shards, version.size)
-    wanted = (position - inline_rotation(key[: -keyspace.VERSION_SUFFIX_BYTES], geometry.drives)) % geometry.drives
+    wanted = shard_position(key, position, geometry)
     return records.frame(key, leader.kind, leader.meta, wanted, codec.encode_small(content)[wanted])
+
+
+def shard_position(key: bytes, position: int, geometry: Geometry) -> int:
+    """Which shard of an inline version drive `position` holds."""
+    return (position - inline_rotation(key[: -keyspace.VERSION_SUFFIX_BYTES], geometry.drives)) % geometry.drives
 
 
 def _same_version(key: bytes, raw: bytes | None, version: Version) -> Frame | None:
@@ -93,55 +98,76 @@ def _same_version(key: bytes, raw: bytes | None, version: Version) -> Frame | No
         return None
 
 
-def settle(geometry: Geometry, leaders: Sequence[Source], laggards: Sequence[Source], seq: int, *, maybe_acknowledged: bool) -> set[bytes]:
-    """Under the set lock: bring `laggards`, which lack commit `seq`, to the state of `leaders`, which have it.
+class Newest(NamedTuple):
+    """The newest log record of a drive: the commit up to which its index has come."""
 
-    Commits on the drives directly; returns the keys that could not be settled (the last row of the table). Raises DriveError.
+    seq: int
+    log: Log
+    raw: bytes
+
+
+def newest_log(drive: Drive) -> Newest | None:
+    """None on a drive that was never filled. Raises RecordCorrupt."""
+    found = drive.scan(keyspace.TABLE_LOG, keyspace.successor(keyspace.TABLE_LOG) or b"", 1, reverse=True)
+    if not found:
+        return None
+    key, raw = found[0]
+    try:
+        return Newest(keyspace.log_seq(key), records.unpack(key, raw, Log), raw)
+    except BadRecord as e:
+        raise RecordCorrupt(drive.path, f"its newest log record is damaged: {e}") from e
+
+
+def settle(geometry: Geometry, drives: Sequence[Source]) -> tuple[Newest, list[Source]]:
+    """Undo what was never acknowledged, on `drives` with complete indexes; returns the newest commit and the drives that have it.
+
+    Under the set lock, or while nobody else uses the drives. Raises DriveError; called again, it goes on where it was.
     """
-    log_key = keyspace.log_key(seq)
-    raw_log = leaders[0][1].get(log_key)
-    keys = records.unpack(log_key, raw_log, Log).keys if raw_log else []
-    puts: dict[int, list[tuple[bytes, bytes]]] = {p: [] for p, _ in (*leaders, *laggards)}
-    removed: list[bytes] = []
-    unsettled: set[bytes] = set()
-    for key in keys:
-        for position, values in puts.items():
-            value = value_for(key, position, geometry, leaders, laggards)
-            if value is None:
-                removed.append(key)
-                break
-            if isinstance(value, Lost):
-                if maybe_acknowledged:
-                    unsettled.add(key)
-                else:
-                    removed.append(key)
-                break
-            values.append((key, value))
-    for values in puts.values():
-        if raw_log:
-            values.append((log_key, raw_log))
-    log.warning(
-        "commit %d was torn: %d keys rolled forward, %d removed, %d undecided", seq, len(keys) - len(removed), len(removed), len(unsettled)
-    )
-    for position, drive in (*laggards, *leaders):
-        drive.commit(seq, puts[position], removed)
-    return unsettled
+    while True:
+        histories = {p: found for p, d in drives if (found := newest_log(d)) is not None}
+        newest = max(histories.values(), key=lambda each: each.seq)
+        holders = [s for s in drives if s[0] in histories and histories[s[0]].seq == newest.seq]
+        lacking = [s for s in drives if s[0] in newest.log.members and s not in holders]
+        if not lacking:
+            return newest, holders
+        log.warning("commit %d was cut short on drives %s: undone", newest.seq, [p for p, _ in holders])
+        for position, drive in holders:
+            _undo(newest, position, drive, geometry, lacking, holders)
 
 
-def newest(drives: Sequence[Source]) -> tuple[int, list[Source], list[Source]]:
-    """(highest sequence number, the drives that have it, the others)."""
-    seqs = {p: d.seq() for p, d in drives}
-    seq = max(seqs.values(), default=0)
-    return seq, [s for s in drives if seqs[s[0]] == seq], [s for s in drives if seqs[s[0]] != seq]
+def _undo(newest: Newest, position: int, drive: Drive, geometry: Geometry, truth: Sequence[Source], holders: Sequence[Source]) -> None:
+    puts: list[tuple[bytes, bytes]] = []
+    deletes = [keyspace.log_key(newest.seq)]
+    for key in newest.log.keys:
+        try:
+            value = value_for(key, position, geometry, truth, holders)
+        except BadRecord as e:
+            log.error("what %r was before commit %d is damaged everywhere: %s", key, newest.seq, e)
+            continue
+        if value is None:
+            deletes.append(key)
+        else:
+            puts.append((key, value.record if isinstance(value, Lost) else value))
+    drive.commit(drive.seq(), puts, deletes)
 
 
-def majority(leaders: list[Source], seq: int) -> list[Source]:
-    """Of drives at the same sequence number, those that agree on what that commit was.
+def drop_unreadable(newest: Newest, geometry: Geometry, drives: Sequence[Source]) -> None:
+    """Of the commit `newest`, which was never acknowledged but that no drive can undo, drop the versions that nobody can read.
 
-    Two commits get one number only if the first was torn on drives that were then away; it was never acknowledged, so the larger group
-    is right.
+    What they supersede is kept: the commit's reap records go with them. `drives` are all that have the commit. Raises DriveError.
     """
-    groups: dict[bytes | None, list[Source]] = {}
-    for source in leaders:
-        groups.setdefault(source[1].get(keyspace.log_key(seq)), []).append(source)
-    return max(groups.values(), key=len)
+    gone = [key for key in newest.log.keys if _is_unreadable_addition(key, newest, geometry, drives)]
+    if gone:
+        log.error("commit %d: %d small objects that were never acknowledged are lost", newest.seq, len(gone))
+        gone += [key for key in newest.log.keys if key[:1] == keyspace.TABLE_REAP]
+        for _, drive in drives:
+            drive.commit(drive.seq(), [], gone)
+
+
+def _is_unreadable_addition(key: bytes, newest: Newest, geometry: Geometry, drives: Sequence[Source]) -> bool:
+    if key[:1] != keyspace.TABLE_OBJECT or keyspace.version_suffix(key)[0] <= newest.log.previous:
+        return False
+    try:
+        return isinstance(value_for(key, drives[0][0], geometry, drives), Lost)
+    except BadRecord:
+        return True

@@ -11,6 +11,7 @@ further slot is taken only if one is free, else it waits for its own writes to e
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Callable
 from functools import partial
@@ -24,7 +25,7 @@ from forebay.engine.lanes import Gather
 from forebay.engine.placement import UNIT_BYTES
 from forebay.engine.records import Blob, Extent
 from forebay.engine.shared import DriveState
-from forebay.errors import DriveError, DriveFailed, DriveFull, StoreError
+from forebay.errors import DriveError, DriveFull, StoreError
 
 GATHER_STRIPES = 4  # blocks in one pwritev: larger gathers gained nothing in the measurements of docs/performance.md
 FLUSHES_MAX = 2  # gathers in flight
@@ -242,8 +243,8 @@ class BlobWriter:
             if isinstance(outcome, DriveError):
                 self._errors.append(outcome)
                 shard = self._shards.pop(position, None)
-                if shard is not None and not isinstance(outcome, DriveFailed):
-                    shard.abort()
+                if shard is not None:  # on a thread of its own: the drive may hang
+                    threading.Thread(target=shard.abort, name="shard-abort", daemon=True).start()
         self._require_quorum()
 
     def _require_quorum(self) -> None:
