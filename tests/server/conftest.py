@@ -23,7 +23,9 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     assert not errors, errors
 
 
-def make_client(server: ServerProcess, access_key: str = ACCESS_KEY, secret_key: str = SECRET_KEY, **options: Any) -> Any:
+def make_client(
+    server: ServerProcess, access_key: str = ACCESS_KEY, secret_key: str = SECRET_KEY, verify: str | None = None, **options: Any
+) -> Any:
     """A boto3 client that does not retry."""
     return boto3.session.Session().client(
         "s3",
@@ -31,6 +33,7 @@ def make_client(server: ServerProcess, access_key: str = ACCESS_KEY, secret_key:
         aws_access_key_id=access_key,
         aws_secret_access_key=secret_key,
         region_name="us-east-1",
+        verify=verify,
         config=Config(retries={"total_max_attempts": 1}, **options),
     )
 

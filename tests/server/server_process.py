@@ -49,7 +49,8 @@ secret_key = "{OTHER_SECRET}"
         )
         self._reader = threading.Thread(target=self._read)
         self._reader.start()
-        if not self._ready.wait(START_TIMEOUT_S) or self.process.poll() is not None:
+        self._ready.wait(START_TIMEOUT_S)
+        if not any(line.startswith("forebay: ready") for line in self.lines):
             self.kill()
             raise RuntimeError("the server did not start:\n" + "".join(self.lines))
         self.port = int(re.search(r"listening on \S+:(\d+)", "".join(self.lines))[1])

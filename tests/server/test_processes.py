@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 from conftest import make_client
 from server_process import ACCESS_KEY, SECRET_KEY, ServerProcess, is_alive
+from test_wire_tls import write_certificate
 from wire_fixture import Answers
 
 from forebay.s3.sigv4 import Credentials, sign_request
@@ -175,4 +176,20 @@ def test_graceful_end_finishes_uploads(tmp_path: Path) -> None:
     with ServerProcess(tmp_path) as again:
         client = make_client(again)
         assert client.head_object(Bucket="bucket", Key="k")["ContentLength"] == size
+        client.close()
+
+
+def test_over_tls(tmp_path: Path) -> None:
+    certificate, key = write_certificate(tmp_path)
+    with ServerProcess(tmp_path, extra=f'tls_cert = "{certificate}"\ntls_key = "{key}"') as server:
+        assert any("https://" in line for line in server.lines)
+        server.endpoint = f"https://127.0.0.1:{server.port}"
+        client = make_client(server, verify=str(certificate))
+        client.create_bucket(Bucket="bucket")
+        for size in (0, 100, 200_000, 20_000_000):
+            data = os.urandom(size)
+            client.put_object(Bucket="bucket", Key="k", Body=data, ChecksumAlgorithm="CRC32C")  # in a trailer, over TLS
+            got = client.get_object(Bucket="bucket", Key="k")
+            assert got["Body"].read() == data
+            assert "ContentEncoding" not in got
         client.close()

@@ -243,6 +243,21 @@ def test_stalls_time_out() -> None:
             assert server.app.done[-1] == ("/stream/900000000/900000000", 500, 0)
 
 
+def test_a_trickling_client_times_out() -> None:
+    with WireServer(stall_timeout_s=0.3) as server, server.connect() as client:
+        client.sendall(put("/large", b"d" * LARGE)[:1000])  # in one go, then a byte now and then
+        client.settimeout(0.05)
+        answers = Answers(client)
+        give_up = time.monotonic() + 30
+        while b"RequestTimeout" not in answers.data:
+            assert time.monotonic() < give_up
+            client.send(b"d")
+            try:
+                assert answers.more()
+            except TimeoutError:
+                pass
+
+
 def test_too_many_connections() -> None:
     with WireServer(connections_max=1) as server, server.connect() as first:
         first.sendall(get("/a"))

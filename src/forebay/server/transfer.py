@@ -9,6 +9,7 @@ from __future__ import annotations
 import select
 import socket
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Protocol
@@ -18,6 +19,7 @@ from forebay.s3.chunked import Body, incomplete
 from forebay.server.message import CONTINUE, Stream
 
 STALL_TIMEOUT_S = 60.0  # a peer that moves no byte for so long has lost its transfer
+PEER_BYTES_PER_S_MIN = 16 << 10  # a slower one, averaged over the transfer, holds buffers that others need
 RECEIVE_BYTES_MAX = 1 << 20  # per system call: hashed while still in the cache
 FRAMING_BYTES_MAX = 4096  # chunk heads and trailers are asked for in such pieces
 
@@ -131,7 +133,9 @@ class SocketWire:
         self._leftover = memoryview(leftover)
         self._sock = sock
         self._send_continue = send_continue
-        self._stall_ms = int(stall_timeout_s * 1000)
+        self._stall_timeout_s = stall_timeout_s
+        self._waited_s = 0.0  # for the peer; waiting for our own drives does not count
+        self._moved_bytes = 0
         self._poll = select.poll()
 
     @property
@@ -172,7 +176,9 @@ class SocketWire:
             self.send([CONTINUE])
         while True:
             try:
-                return self._sock.recv_into(view)
+                count = self._sock.recv_into(view)
+                self._moved_bytes += count
+                return count
             except BlockingIOError:
                 self._wait(select.POLLIN)
             except OSError as error:
@@ -189,15 +195,20 @@ class SocketWire:
                 continue
             except OSError as error:
                 raise PeerGone from error
+            self._moved_bytes += sent
             while views and sent >= len(views[0]):
                 sent -= len(views.pop(0))
             if sent:
                 views[0] = views[0][sent:]
 
     def _wait(self, event: int) -> None:
+        """Until the socket is ready: at most the stall time, and less for a peer that was slow all along."""
+        patience_s = self._stall_timeout_s + self._moved_bytes / PEER_BYTES_PER_S_MIN - self._waited_s
         self._poll.register(self._sock, event)
-        if not self._poll.poll(self._stall_ms):
+        before_s = time.monotonic()
+        if not self._poll.poll(max(0, int(min(patience_s, self._stall_timeout_s) * 1000))):
             raise stalled()
+        self._waited_s += time.monotonic() - before_s
 
 
 def stalled() -> StoreError:

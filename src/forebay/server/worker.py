@@ -32,6 +32,8 @@ from forebay.server.services import Services
 TRANSFERS_MAX = 64  # threads that move large bodies; more wait their turn, and their sockets are not read
 BLOCKING_MAX = 16  # threads for other blocking calls
 
+TLS_CLOSE_S = 2.0  # clients that just drop the connection are not waited for longer
+
 _log = logging.getLogger("forebay.server")
 
 
@@ -65,7 +67,10 @@ class Worker:
             admin = Admin(services, orders.run_dir, identities.identify, self._channel.ask)
             listener = Listener(Gateway(services, identities, admin, counters), self._loop, transfers)
             sock = socket.socket(fileno=orders.listen_fd)
-            server = await self._loop.create_server(listener.connection, sock=sock, ssl=_tls(config))
+            tls = _tls(config)
+            server = await self._loop.create_server(
+                listener.connection, sock=sock, ssl=tls, ssl_shutdown_timeout=TLS_CLOSE_S if tls else None
+            )
             self._channel.say("ready")
             await self._serve(listener, counters)
             server.close()
