@@ -12,7 +12,8 @@ from concurrent.futures import ThreadPoolExecutor
 import uvloop
 
 from forebay.errors import StoreError
-from forebay.server.connection import Answer, Exchange, Listener
+from forebay.server.connection import Listener
+from forebay.server.exchange import Answer, Exchange
 from forebay.server.head import BadHead
 from forebay.server.message import Response, Stream
 from forebay.server.transfer import Wire, receive_body

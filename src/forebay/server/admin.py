@@ -18,7 +18,7 @@ from forebay.s3.checksums import PayloadCheck
 from forebay.s3.chunked import open_body
 from forebay.s3.request import Request
 from forebay.s3.sigv4 import Verified
-from forebay.server.connection import Answer, Exchange
+from forebay.server.exchange import Answer, Exchange
 from forebay.server.message import Response
 from forebay.server.metrics import Gauge, render
 from forebay.server.services import Identity, Services

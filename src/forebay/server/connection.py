@@ -14,10 +14,11 @@ import socket
 import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from forebay.errors import StoreError
-from forebay.s3.chunked import Body, incomplete
+from forebay.s3.chunked import Body
+from forebay.server.exchange import Answer, Application, Exchange
 from forebay.server.head import HEAD_BYTES_MAX, BadHead, Head, parse_head
 from forebay.server.message import CONTINUE, RequestIds, Response, Stream, encode_head
 from forebay.server.transfer import (
@@ -43,23 +44,6 @@ SWEEP_S = 1.0
 
 _log = logging.getLogger("forebay.server")
 T = TypeVar("T")
-Answer = Response | Coroutine[Any, Any, Response]
-
-
-class Application(Protocol):
-    """What handles requests. `handle` may answer at once or return a coroutine; it must not block."""
-
-    def handle(self, exchange: Exchange) -> Answer:
-        """Serve a request. Whatever it raises goes to `failed`."""
-
-    def failed(self, exchange: Exchange, error: Exception) -> Response:
-        """The answer to a request whose handling raised. Must not raise."""
-
-    def refused(self, error: BadHead | StoreError, request_id: str, host_id: str) -> Response:
-        """The answer to a head that is not served, after which the connection ends. Must not raise."""
-
-    def completed(self, exchange: Exchange, response: Response, sent_bytes: int) -> None:
-        """Called once for each answered request. Must not raise."""
 
 
 class Listener:
@@ -118,66 +102,6 @@ class Listener:
             connection.abort()
         if self.tasks:
             await asyncio.wait(list(self.tasks), timeout=5.0)
-
-
-class Exchange:
-    """One request and its answer, as the application sees it."""
-
-    __slots__ = (
-        "_connection",
-        "head",
-        "operation",
-        "received_bytes",
-        "request_id",
-        "resource",
-        "sent_continue",
-        "started_s",
-    )
-
-    def __init__(self, connection: Connection, head: Head, request_id: str) -> None:
-        self._connection = connection
-        self.head = head
-        self.request_id = request_id
-        self.received_bytes = 0  # of the body, framing included
-        self.sent_continue = False
-        self.started_s = time.perf_counter()
-        self.operation = ""  # set by the application, for the metrics
-        self.resource = ""  # set by the application, for error documents
-
-    @property
-    def host_id(self) -> str:
-        """Names the worker in answers: x-amz-id-2."""
-        return self._connection.listener.ids.host_id
-
-    @property
-    def body_is_here(self) -> bool:
-        """Whether the whole body has been received, so that `take_body` will finish."""
-        length = self.head.content_length
-        return not self.head.chunked and self._connection.pending_bytes >= (length or 0)
-
-    def take_body(self, body: Body) -> bytes:
-        """Decode a body that is here. Raises StoreError."""
-        pieces: list[bytes] = []
-        if not self._connection.feed(self, body, pieces):
-            raise incomplete()
-        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
-
-    async def read_body(self, body: Body, bytes_max: int) -> bytes:
-        """Receive a body of at most `bytes_max` on the loop. Raises StoreError (too long, stalls) and PeerGone."""
-        pieces: list[bytes] = []
-        while not self._connection.feed(self, body, pieces):
-            if sum(map(len, pieces)) + body.payload_size > bytes_max:
-                raise StoreError("MaxMessageLengthExceeded")
-            if not await self._connection.more(self):
-                raise incomplete()
-        data = b"".join(pieces)
-        if len(data) > bytes_max:
-            raise StoreError("MaxMessageLengthExceeded")
-        return data
-
-    async def in_transfer(self, work: Callable[[Wire], T]) -> T:
-        """Run `work` in a thread that owns the connection meanwhile; it receives the body."""
-        return await self._connection.lend(self, work)
 
 
 class Connection(asyncio.BufferedProtocol):
@@ -316,6 +240,10 @@ class Connection(asyncio.BufferedProtocol):
         self._head = None
         self.deadline = math.inf
         exchange = self._exchange = Exchange(self, head, self.listener.ids.draw())
+        if head.expects_continue and head.content_length == 0 and self._transport is not None:
+            # RFC 9110 section 10.1.1 lets us skip it, but botocore (aws-cli) misreads the connection's next answer if we do.
+            exchange.sent_continue = True
+            self._transport.write(CONTINUE)
         try:
             answer = self.listener.app.handle(exchange)
         except Exception as error:
@@ -440,15 +368,20 @@ class Connection(asyncio.BufferedProtocol):
             transport.write_eof()
         self._resume_reading()
 
-    # --- input and output for the request being handled
+    # --- input and output for the request being handled: what an exchange needs, see Input
+
+    @property
+    def host_id(self) -> str:
+        """See Input."""
+        return self.listener.ids.host_id
 
     @property
     def pending_bytes(self) -> int:
-        """How much input is here and not taken."""
+        """See Input."""
         return len(self._pending)
 
     def feed(self, exchange: Exchange, body: Body, pieces: list[bytes]) -> bool:
-        """Decode what is pending of a body into `pieces`; True once the body is finished. Raises StoreError."""
+        """See Input."""
         data = memoryview(self._pending)
         position = 0
         while not body.finished and position < len(data):
@@ -465,7 +398,7 @@ class Connection(asyncio.BufferedProtocol):
         return body.finished
 
     async def more(self, exchange: Exchange) -> bool:
-        """Wait for more input; False if the client sends no more. Raises StoreError after a stall, and PeerGone."""
+        """See Input."""
         if self._transport is None:
             raise PeerGone
         if self._ended:
@@ -483,7 +416,7 @@ class Connection(asyncio.BufferedProtocol):
             self.deadline = math.inf
 
     async def lend(self, exchange: Exchange, work: Callable[[Wire], T]) -> T:
-        """Run `work` in a transfer thread, which owns the connection meanwhile."""
+        """See Input."""
         if self._transport is None:
             raise PeerGone
         self._pause_reading()

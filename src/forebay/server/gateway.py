@@ -14,7 +14,7 @@ from forebay.s3.sigv4 import Verified, Verifier
 from forebay.server.admin import ADMIN_BUCKET, Admin
 from forebay.server.authorisation import authorise
 from forebay.server.config import Config
-from forebay.server.connection import Answer, Exchange
+from forebay.server.exchange import Answer, Exchange
 from forebay.server.head import BadHead
 from forebay.server.message import Response
 from forebay.server.metrics import Counters

@@ -17,7 +17,7 @@ from forebay.s3.routing import Operation
 from forebay.s3.sigv4 import Verified
 from forebay.s3.xml_responses import Owner
 from forebay.server.config import Config
-from forebay.server.connection import Exchange
+from forebay.server.exchange import Exchange
 
 T = TypeVar("T")
 

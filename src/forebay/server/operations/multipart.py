@@ -29,7 +29,7 @@ from forebay.s3.checksums import (
 from forebay.s3.conditions import write_condition
 from forebay.s3.ranges import parse_part_number
 from forebay.s3.xml_requests import COMPLETE_BYTES_MAX, parse_complete_multipart
-from forebay.server.connection import Answer
+from forebay.server.exchange import Answer
 from forebay.server.message import Response
 from forebay.server.operations.buckets import bucket_owner
 from forebay.server.operations.common import (

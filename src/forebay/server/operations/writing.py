@@ -20,7 +20,7 @@ from forebay.errors import StoreError
 from forebay.s3.checksums import Algorithm, Checksum, PayloadCheck
 from forebay.s3.chunked import Body, decoded_length, open_body
 from forebay.s3.conditions import WriteCondition, write_condition
-from forebay.server.connection import Answer
+from forebay.server.exchange import Answer
 from forebay.server.message import Response
 from forebay.server.operations.common import (
     add_written_id,
