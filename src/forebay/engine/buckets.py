@@ -1,12 +1,13 @@
 """Requests on buckets. A bucket's record is on every set; set 0 is the one that decides.
 
 A bucket is created on the last set first and on set 0 at the end; it is deleted from set 0 first. So whatever a crash leaves, a bucket
-that clients see exists on every set, and `leftovers` finds records on other sets that set 0 does not have.
+that clients see exists on every set; records on other sets that set 0 does not have are dealt with by `engine/collect.py`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from enum import Enum
 from typing import Any
 
 from forebay.engine import keyspace
@@ -16,14 +17,24 @@ from forebay.engine.transaction import Transaction
 from forebay.errors import StoreError
 
 
-def put_record(record: Bucket, *, replace: bool, **op: Any) -> Op[Bucket]:
-    """Store a bucket's record on one set. Raises BucketAlreadyOwnedByYou if it exists and `replace` is not set."""
+class Clash(Enum):
+    """What to do if there is a record of that name."""
+
+    REFUSE = "refuse"
+    REPLACE = "replace"
+    ADOPT = "adopt"
+
+
+def put_record(record: Bucket, clash: Clash, **op: Any) -> Op[Bucket]:
+    """Store a bucket's record on one set; the result is what is there then. Raises BucketAlreadyOwnedByYou for Clash.REFUSE."""
     key = keyspace.bucket_key(record.name)
 
     def judge(tx: Transaction) -> Bucket:
         old = tx.get(key, Bucket)
-        if old is not None and not replace:
+        if old is not None and clash is Clash.REFUSE:
             raise StoreError("BucketAlreadyOwnedByYou", BucketName=record.name)
+        if old is not None and clash is Clash.ADOPT:
+            return old
         tx.put(key, record)
         return record
 

@@ -125,7 +125,10 @@ class Committer:
                 if self._closing and not self._waiting:
                     return
                 ops = self._take()
-            self._commit(ops)
+            try:
+                self._commit(ops)
+            except Exception:  # this thread must not end: all that come after would wait for ever
+                log.exception("the committer of set %d met something unforeseen", self._set.index)
 
     def _take(self) -> list[Op[Any]]:
         """The longest run of requests, in order, that do not clash with each other or with one left behind."""
@@ -198,7 +201,10 @@ class Committer:
     def _finish(self, ops: list[Op[Any]], batch: Batch | None) -> None:
         for op in ops:
             if op.error is not None and op.discard is not None:
-                op.discard()
+                try:
+                    op.discard()
+                except Exception:
+                    log.exception("what a refused request had prepared was not discarded; it is collected later")
             op.finish()
         if ops:
             self._notify(ops)
@@ -227,7 +233,11 @@ class Committer:
                     transaction.put(keyspace.TABLE_FOREIGN + key[1:], Reap([], foreign))
             return transaction, len(found)
 
-        transaction, count = self._set.read(due)
+        try:
+            transaction, count = self._set.read(due)
+        except StoreError as e:  # requests go on; what is superseded stays
+            log.error("set %d: superseded versions cannot be removed: %s", self._set.index, e)
+            return 0
         transaction.join()
         return count
 

@@ -24,6 +24,7 @@ from forebay.errors import DriveFailed, StoreError
 
 T = TypeVar("T")
 
+UNCERTAIN = frozenset({"ServiceUnavailable", "InsufficientCapacity", "InternalError"})  # what a commit that failed half-way ends with
 ARENA_BYTES = 256 << 20  # of stripe buffers in one process
 
 
@@ -102,17 +103,21 @@ class Engine:
     def create_bucket(self, name: str, owner: str = "", config: dict[str, bytes] | None = None) -> Bucket:
         """Blocking. Raises BucketAlreadyOwnedByYou."""
         record = Bucket(name, os.urandom(16), time.time_ns(), owner=owner, config=config or {})
-        for index in reversed(range(len(self.sets))):
-            try:
-                self.submit(buckets.put_record(record, replace=False, set_index=index)).wait()
-            except StoreError as e:
-                if index == 0 or e.code != "BucketAlreadyOwnedByYou":
-                    raise
-                if self._exists(name):
-                    raise
-                # Left over from a create or delete that a crash cut short.
-                self.submit(buckets.put_record(record, replace=True, set_index=index)).wait()
+        last = len(self.sets) - 1
+        if last and not self._exists(name):
+            # The last set decides who makes the bucket: a record that is there already (of somebody who is making it in this moment,
+            # or whom a crash cut short) is taken over, so that all sets know the bucket by the same id.
+            found = self.submit(buckets.put_record(record, buckets.Clash.ADOPT, set_index=last)).wait()
+            record.bucket_id = found.bucket_id
+            self._spread(record, buckets.Clash.REPLACE)
+        self.submit(buckets.put_record(record, buckets.Clash.REFUSE, set_index=0)).wait()
+        self._spread(record, buckets.Clash.ADOPT)  # where somebody who was deleting it removed it in between
         return record
+
+    def _spread(self, record: Bucket, clash: buckets.Clash) -> None:
+        """Put a bucket's record on all sets but the one that decides."""
+        for index in reversed(range(1, len(self.sets))):
+            self.submit(buckets.put_record(record, clash, set_index=index)).wait()
 
     def delete_bucket(self, name: str) -> None:
         """Blocking. Raises NoSuchBucket, BucketNotEmpty."""
@@ -133,7 +138,7 @@ class Engine:
     def _undo_delete(self, record: Bucket, stopped_at: int) -> None:
         """An object was written to a later set meanwhile: put the record back where it was removed."""
         for index in reversed(range(stopped_at)):
-            self.submit(buckets.put_record(record, replace=True, set_index=index)).wait()
+            self.submit(buckets.put_record(record, buckets.Clash.REPLACE, set_index=index)).wait()
 
     def change_bucket(self, name: str, update: Callable[[Bucket], None]) -> Bucket:
         """Blocking: change a bucket's record on every set. Raises NoSuchBucket."""
@@ -426,7 +431,9 @@ class Engine:
                 self.submit(objects.claim_blobs(blob_ids, owner, set_index=set_index)).wait()
                 claimed.append((set_index, owner, blob_ids))
             yield {set_index for set_index, _, _ in claimed}
-        except StoreError:
+        except StoreError as e:
+            if e.code in UNCERTAIN:
+                raise  # the version may come to be after all: its claims stay, and are collected if it does not
             for set_index, owner, blob_ids in claimed:
                 self.submit(objects.release_blobs(blob_ids, owner, set_index=set_index))
             raise

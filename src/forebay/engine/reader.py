@@ -64,17 +64,11 @@ class Shards:
         self.arena = arena
         self._on_bad = on_bad
         self._open: dict[int, ShardReader | None] = {}
-        self._mutex = threading.Lock()
-        self.has_late_calls = False
+        self._mutexes = [threading.Lock() for _ in range(self.geometry.drives)]  # one a drive: opening may hang
         self._reported: set[int] = set()
 
     def close(self) -> None:
-        """Close what was opened, unless a late call may still use it: then the files close with their last reference."""
-        if self.has_late_calls:
-            return
-        for shard in self._open.values():
-            if shard is not None:
-                shard.close()
+        """Let go of what was opened; the files close with their last reference, as calls may be under way on them."""
         self._open = {}
 
     def crc(self, stripe: int, shard_position: int) -> int:
@@ -100,7 +94,7 @@ class Shards:
             self._on_bad(self.erasure_set.index, position, self.blob_id)
 
     def _shard(self, position: int) -> ShardReader | None:
-        with self._mutex:
+        with self._mutexes[position]:
             if position not in self._open:
                 drive = self.erasure_set.drive(position)
                 self._open[position] = drive.open_shard(self.blob_id) if drive is not None else None
@@ -117,53 +111,82 @@ class _Load:
         self.wanted = wanted
         self._shards = shards
         self._good: list[set[int]] = [set() for _ in stripes]
+        self._gathers: list[Gather] = []  # whose calls write into the slots
         self._asked = self._positions_wanted()
-        self._gather = self._start(self._asked)
+        self._start(self._asked)
 
     def views(self) -> Iterator[memoryview]:
         """Wait, verify, rebuild where needed, then the wanted bytes, in order. Raises StoreError if a stripe is lost."""
-        self._collect(self._gather, self._asked, SLOW_READ_S)
-        if any(not self._blocks_wanted(i) <= good for i, good in enumerate(self._good)):
-            others = [p for p in self._reachable() if p not in self._asked]
-            self._collect(self._start(others), others, READ_TIMEOUT_S)
-            for i in range(len(self.stripes)):
-                self._rebuild(i)
+        asked = self._asked
+        tried = set(asked)
+        late = self._collect(asked, self._patience_s(tried))
+        while (short := self._blocks_short()) and (asked := self._next_to_ask(tried, late, short)):
+            tried.update(asked)
+            self._start(asked)
+            late |= self._collect(asked, self._patience_s(tried))
+        for i in range(len(self.stripes)):
+            self._rebuild(i)
         for slot, (start, stop) in zip(self.slots, self.wanted, strict=True):
             yield slot.view[start:stop]
+
+    def _blocks_short(self) -> int:
+        """How many more blocks the worst stripe needs before what is wanted of it can be rebuilt."""
+        short = [self._shards.geometry.data - len(good) for i, good in enumerate(self._good) if not self._blocks_wanted(i) <= good]
+        return max(short, default=0)
+
+    def _next_to_ask(self, tried: set[int], late: set[int], short: int) -> list[int]:
+        """Shards not asked yet; when there are no more, those that were late, once more."""
+        fresh = [p for p in self._reachable() if p not in tried]
+        if fresh:
+            return fresh[:short]
+        again = sorted(late)
+        late.clear()
+        return again
+
+    def _patience_s(self, tried: set[int]) -> float:
+        """Waiting for a slow drive makes sense only if no other one can stand in for it."""
+        spare = any(p not in tried for p in self._reachable())
+        return SLOW_READ_S if spare else READ_TIMEOUT_S
 
     def release(self) -> None:
         """Give the slots back, once no drive writes into them any more."""
         slots, self.slots = self.slots, []
-        self._gather.when_finished(partial(_release, slots))
+        _release_after(self._gathers, slots)
 
     def _blocks_wanted(self, i: int) -> set[int]:
         start, stop = self.wanted[i]
         return set(range(start // self.stripes[i].block, -(-stop // self.stripes[i].block)))
 
     def _reachable(self) -> list[int]:
-        states = self._shards.erasure_set
-        return [p for p in range(self._shards.geometry.drives) if states.state(self._shards.drive_of(p)) is not DriveState.OFFLINE]
+        """Shard positions whose drives may be asked: data before parity, slow drives last."""
+        states, drive_of = self._shards.erasure_set, self._shards.drive_of
+        there = [p for p in range(self._shards.geometry.drives) if states.state(drive_of(p)) is not DriveState.OFFLINE]
+        return sorted(there, key=lambda p: states.is_slow(drive_of(p)))
 
     def _positions_wanted(self) -> list[int]:
-        """The data shards that hold wanted bytes; if one is known to be away, as many as it takes to rebuild."""
+        """The data shards that hold wanted bytes; if one is known to be away or slow, as many as it takes to rebuild."""
         wanted = set().union(*(self._blocks_wanted(i) for i in range(len(self.stripes))))
         reachable = self._reachable()
-        return sorted(wanted) if wanted <= set(reachable) else reachable[: self._shards.geometry.data]
+        states, drive_of = self._shards.erasure_set, self._shards.drive_of
+        if wanted <= set(reachable) and not any(states.is_slow(drive_of(p)) for p in wanted):
+            return sorted(wanted)
+        return reachable[: self._shards.geometry.data]
 
     def _block(self, i: int, position: int) -> memoryview:
         block = self.stripes[i].block
         return self.slots[i].view[position * block : (position + 1) * block]
 
-    def _start(self, positions: list[int]) -> Gather:
+    def _start(self, positions: list[int]) -> None:
         gather = Gather(len(positions))
+        self._gathers.append(gather)
         for position in positions:
             views = [self._block(i, position) for i in range(len(self.stripes))]
             call = partial(self._shards.read, position, views, self.stripes[0].shard_offset)
             self._shards.erasure_set.submit(gather, self._shards.drive_of(position), call)
-        return gather
 
-    def _collect(self, gather: Gather, positions: list[int], timeout_s: float) -> None:
-        outcomes = gather.wait(timeout_s)
+    def _collect(self, positions: list[int], timeout_s: float) -> set[int]:
+        """Wait for the calls started last, and verify what they read; returns the shards whose drives are late."""
+        outcomes = self._gathers[-1].wait(timeout_s)
         for position in positions:
             drive = self._shards.drive_of(position)
             outcome = outcomes.get(drive)
@@ -173,10 +196,12 @@ class _Load:
                 raise outcome
             elif outcome is not None:
                 self._verify(position, int(outcome))  # type: ignore[call-overload]
-        if len(outcomes) < len(positions):
-            late = [p for p in positions if self._shards.drive_of(p) not in outcomes]
-            log.warning("blob %s: shards %s are slow, reading around them", self._shards.blob_id.hex(), late)
-            self._move_to_fresh_slots(gather)
+        late = {p for p in positions if self._shards.drive_of(p) not in outcomes}
+        if late:
+            slow = [self._shards.drive_of(p) for p in late]
+            log.warning("blob %s: drives %s are slow, reading around them", self._shards.blob_id.hex(), slow)
+            self._move_to_fresh_slots()
+        return late
 
     def _verify(self, position: int, count: int) -> None:
         for i, stripe in enumerate(self.stripes):
@@ -187,18 +212,19 @@ class _Load:
             else:
                 self._good[i].add(position)
 
-    def _move_to_fresh_slots(self, gather: Gather) -> None:
+    def _move_to_fresh_slots(self) -> None:
         """A late call may still write into the slots: take the good blocks elsewhere, and free the slots when it returns."""
-        self._shards.has_late_calls = True
         old, self.slots = self.slots, []
-        gather.when_finished(partial(_release, old))
-        self._gather = Gather(0)
-        for i, source in enumerate(old):
-            slot = _acquire(self._shards.arena)
-            self.slots.append(slot)
-            block = self.stripes[i].block
-            for p in self._good[i]:
-                slot.view[p * block : (p + 1) * block] = source.view[p * block : (p + 1) * block]
+        gathers, self._gathers = self._gathers, []
+        try:
+            for i, source in enumerate(old):
+                slot = _acquire(self._shards.arena)
+                self.slots.append(slot)
+                block = self.stripes[i].block
+                for p in self._good[i]:
+                    slot.view[p * block : (p + 1) * block] = source.view[p * block : (p + 1) * block]
+        finally:
+            _release_after(gathers, old)
 
     def _rebuild(self, i: int) -> None:
         geometry, stripe, good = self._shards.geometry, self.stripes[i], self._good[i]
@@ -325,6 +351,10 @@ def cut_extents(extents: Sequence[Extent], start: int, stop: int) -> list[Extent
     return found
 
 
-def _release(slots: list[Slot]) -> None:
-    for slot in slots:
-        slot.release()
+def _release_after(gathers: list[Gather], slots: list[Slot]) -> None:
+    """Release the slots when the last call of the last gather has returned."""
+    if not gathers:
+        for slot in slots:
+            slot.release()
+        return
+    gathers[0].when_finished(partial(_release_after, gathers[1:], slots))
