@@ -96,7 +96,11 @@ def _row(name: str, result: MlperfResult) -> Row:
     conditions = [
         f"{result.client}, scale {result.scale}, {result.processes} processes",
         f"{show_size(result.head.machine.memory_bytes)} RAM, {result.head.machine.cores} cores",
-        *(value for key, value in result.settings if key in ("durability", "client placement", "page cache between writes and reads")),
+        *(
+            f"{key}: {value}"
+            for key, value in result.settings
+            if key in ("durability", "client placement", "page cache between writes and reads")
+        ),
     ]
     if result.store is not None:
         conditions.append(f"erasure coding {result.store.geometry}")

@@ -18,6 +18,7 @@ import numpy as np
 
 import forebay
 from forebay.bench.wire import Endpoint
+from forebay.locations import open_location
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 Wait = Callable[[], None]
@@ -295,8 +296,6 @@ MAKERS: dict[str, Callable[[Arrays, Endpoint | None], Contender]] = {
 def _forebay_place(target: str, endpoint: Endpoint | None) -> Any:
     if endpoint is None:
         return target
-    from forebay.locations import open_location
-
     return open_location(
         target, endpoint=endpoint.url, access_key=endpoint.access_key, secret_key=endpoint.secret_key, region=endpoint.region
     )

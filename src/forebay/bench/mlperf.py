@@ -257,7 +257,7 @@ def _settings(options: MlperfOptions, target: Target) -> list[tuple[str, str]]:
         durability = "fsync of every file, inside the timed write"
         placement = "the folder is on this host"
     else:
-        durability = "the store's: an object is acknowledged when the store says so (Forebay: after fdatasync on a write quorum of drives)"
+        durability = "when the store acknowledges (Forebay: after fdatasync on a write quorum of drives)"
         placement = "same host as the store, over loopback" if target.store.process_roots else "another host than the store"
     return [
         ("target", target.url),
@@ -265,7 +265,7 @@ def _settings(options: MlperfOptions, target: Target) -> list[tuple[str, str]]:
         ("erasure geometry", "unknown" if target.geometry is None else str(target.geometry)),
         ("client placement", placement),
         ("pause between checkpoints", f"{options.pause_s:g} s, not timed"),
-        ("page cache between writes and reads", "dropped on this host, if permitted" if options.drop_caches else "kept"),
+        ("page cache between writes and reads", "dropped on this host, where permitted" if options.drop_caches else "kept"),
     ]
 
 

@@ -19,9 +19,9 @@ body { margin: 0; background: var(--back); color: var(--ink); font: 15px/1.5 sys
 main { max-width: 1080px; margin: 0 auto; padding: 32px 20px 64px; }
 h1 { margin: 0; font-size: 28px; } h2 { margin: 44px 0 8px; font-size: 20px; } h3 { margin: 0 0 6px; font-size: 14px; }
 .subtitle, p { color: var(--dim); margin: 4px 0 14px; max-width: 80ch; }
-.tiles { display: grid; grid-template-columns: repeat(auto-fill, minmax(230px, 1fr)); gap: 12px; margin: 24px 0; }
+.tiles { display: grid; grid-template-columns: repeat(auto-fill, minmax(250px, 1fr)); gap: 12px; margin: 24px 0; }
 .tile, figure { background: var(--card); border: 1px solid var(--rule); border-radius: 8px; padding: 14px 16px; margin: 0; }
-.tile b { display: block; font-size: 23px; font-weight: 650; font-variant-numeric: tabular-nums; }
+.tile b { display: block; font-size: 22px; font-weight: 650; font-variant-numeric: tabular-nums; }
 .tile span { color: var(--dim); font-size: 13px; display: block; }
 .good b { color: var(--good); } .bad b { color: var(--bad); }
 .warnings { background: var(--warn); color: var(--warn-ink); border-radius: 8px; padding: 10px 16px 10px 34px; margin: 16px 0; }
