@@ -101,11 +101,12 @@ def set_temporary(checkpoint: Location, temporary: bool) -> Manifest:
 
 
 def delete(checkpoint: Location) -> None:
-    """Remove a checkpoint: the manifest first, so that a half-deleted one is never loaded. Harmless if there is
-    none.
+    """Remove a checkpoint: the manifest first, then the views, so that a half-deleted one is never loaded, by nobody; the
+    data last. Harmless if there is none.
     """
     checkpoint.delete([MANIFEST_KEY])
-    checkpoint.delete(entry.key for entry in checkpoint.walk())
+    keys = [entry.key for entry in checkpoint.walk()]
+    checkpoint.delete(sorted(keys, key=lambda key: key.startswith("data/")))
     checkpoint.sweep_uploads("", time.time())
 
 

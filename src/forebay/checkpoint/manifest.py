@@ -143,6 +143,11 @@ class Manifest(msgspec.Struct, omit_defaults=True, frozen=True):
             yield from self.leaves(child, (*path, key))
 
     @property
+    def is_foreign(self) -> bool:
+        """Whether another program wrote the checkpoint: nothing has checksums then. See `checkpoint.foreign`."""
+        return not self.attempt
+
+    @property
     def size_bytes(self) -> int:
         """Bytes of all data files."""
         return sum(file.size_bytes for file in self.files)

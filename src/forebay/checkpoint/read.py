@@ -19,6 +19,7 @@ import numpy as np
 from forebay.checkpoint import catalog, dtypes
 from forebay.checkpoint import manifest as records
 from forebay.checkpoint.fetch import Wanted, fetch
+from forebay.checkpoint.foreign.find import Found, find, open_found
 from forebay.checkpoint.group import Group, SingleProcess
 from forebay.checkpoint.leaves import decode_value, imported, is_jax, is_jax_key, is_torch
 from forebay.checkpoint.manifest import MANIFEST_KEY, Array, ArrayEntry, Manifest, Node, Path, Value, path_text
@@ -50,6 +51,7 @@ class _Resolved(msgspec.Struct):
     folder: str = ""
     etag: str = ""
     error: str = ""
+    foreign: Found | None = None
 
 
 def read_manifest(location: Location, etag: str | None = None) -> tuple[Manifest, str]:
@@ -95,9 +97,7 @@ def resolve_together(location: Location, step: int | None, group: Group, timeout
     payload, failure = None, None
     if group.rank == 0:
         try:
-            folder = catalog.resolve_name(location, step)
-            _, etag = read_manifest(location.child(folder))
-            found = _Resolved(folder, etag)
+            found = _resolve(location, step)
         except ForebayError as error:
             found, failure = _Resolved(error=str(error)), error
         payload = msgspec.json.encode(found)
@@ -106,8 +106,22 @@ def resolve_together(location: Location, step: int | None, group: Group, timeout
         raise failure
     if agreed.error:
         raise CheckpointMissing(f"rank 0: {agreed.error}")
+    if agreed.foreign is not None:
+        return open_found(location, agreed.foreign)
     checkpoint = location.child(agreed.folder)
     return checkpoint, read_manifest(checkpoint, agreed.etag)[0]
+
+
+def _resolve(location: Location, step: int | None) -> _Resolved:
+    """What is there, of ours; else what another program wrote. Raises `CheckpointMissing`."""
+    try:
+        folder = catalog.resolve_name(location, step)
+    except CheckpointMissing:
+        foreign = find(location, step)
+        if foreign is None:
+            raise
+        return _Resolved(foreign=foreign)
+    return _Resolved(folder, read_manifest(location.child(folder))[1])
 
 
 def load_tree(
