@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import datetime
 import hashlib
 import os
 import re
@@ -165,7 +166,10 @@ def test_conditional_writes(s3: Any, bucket: str) -> None:
     assert s3.get_object(Bucket=bucket, Key="k")["Body"].read() == b"x"
     s3.put_object(Bucket=bucket, Key="k", Body=big, IfMatch=etag)
     assert refused(s3.delete_object, Bucket=bucket, Key="k", IfMatch=etag) == (412, "PreconditionFailed")
-    s3.delete_object(Bucket=bucket, Key="k", IfMatch="*")
+    assert refused(s3.delete_object, Bucket=bucket, Key="k", IfMatchSize=7) == (412, "PreconditionFailed")
+    past = datetime.datetime(2020, 1, 1)
+    assert refused(s3.delete_object, Bucket=bucket, Key="k", IfMatchLastModifiedTime=past) == (412, "PreconditionFailed")
+    s3.delete_object(Bucket=bucket, Key="k", IfMatch="*", IfMatchSize=len(big))
     assert refused(s3.get_object, Bucket=bucket, Key="k") == (404, "NoSuchKey")
 
 

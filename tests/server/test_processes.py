@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -103,7 +104,8 @@ def test_a_killed_worker_is_replaced_and_loses_nothing(tmp_path: Path) -> None:
         client.close()
 
 
-def test_kill_9_and_start_again(tmp_path: Path) -> None:
+@pytest.mark.parametrize("lost", [None, "contents", "folder"])
+def test_kill_9_and_start_again(tmp_path: Path, lost: str | None) -> None:
     server = ServerProcess(tmp_path)
     client = make_client(server)
     client.create_bucket(Bucket="bucket")
@@ -112,6 +114,10 @@ def test_kill_9_and_start_again(tmp_path: Path) -> None:
         client.put_object(Bucket="bucket", Key=key, Body=body)
     client.close()
     server.kill()
+    if lost:
+        shutil.rmtree(server.drives[2])
+    if lost == "contents":
+        server.drives[2].mkdir()
     with ServerProcess(tmp_path) as again:
         client = make_client(again)
         for key, body in bodies.items():

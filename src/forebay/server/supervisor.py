@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -234,6 +235,7 @@ def _shown_exit(code: int) -> str:
 def run(config: Config) -> int:
     """Run a server until SIGTERM or SIGINT. Returns the exit code; prints errors that keep it from starting."""
     logging.basicConfig(level=logging.INFO, format=LOG_FORMAT, stream=sys.stderr)
+    _raise_file_limit()
     for warning in warnings_of(config):
         print(f"forebay: warning: {warning}", file=sys.stderr, flush=True)
     try:
@@ -244,6 +246,12 @@ def run(config: Config) -> int:
     except ForebayError as error:
         print(f"forebay: {error}", file=sys.stderr, flush=True)
         return 1
+
+
+def _raise_file_limit() -> None:
+    """Connections, shards and locks are files: take as many as this user may have. The workers inherit it."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 async def _run(config: Config) -> int:

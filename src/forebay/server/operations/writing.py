@@ -19,7 +19,7 @@ from forebay.engine.writer import BlobWriter, WrittenBlob
 from forebay.errors import StoreError
 from forebay.s3.checksums import Algorithm, Checksum, PayloadCheck
 from forebay.s3.chunked import Body, decoded_length, open_body
-from forebay.s3.conditions import WriteCondition, write_condition
+from forebay.s3.conditions import Current, WriteCondition, write_condition
 from forebay.server.exchange import Answer
 from forebay.server.message import Response
 from forebay.server.operations.common import (
@@ -190,7 +190,9 @@ def with_digests(attributes: Attributes, etag: str, checksum: Checksum | None) -
 
 def judge(condition: WriteCondition | None) -> Condition | None:
     """The condition as the engine calls it, inside the critical section that publishes."""
-    return None if condition is None else condition.check  # type: ignore[return-value]
+    if condition is None:
+        return None
+    return lambda current: condition.check(None if current is None else Current(*current))
 
 
 def check_early(engine: Engine, call: Call, condition: WriteCondition | None) -> None:
