@@ -79,7 +79,11 @@ def _fail(message: str, exit_code: int) -> int:
 
 def _build(arguments: list[str]) -> typer.Typer:
     app = typer.Typer(
-        help=HELP, no_args_is_help=True, rich_markup_mode="markdown", pretty_exceptions_enable=False, context_settings={"help_option_names": ["--help", "-h"]}
+        help=HELP,
+        no_args_is_help=True,
+        rich_markup_mode="markdown",
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["--help", "-h"]},
     )
     app.callback()(_root)
     wanted = next((each for each in arguments if not each.startswith("-")), None)

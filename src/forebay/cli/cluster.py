@@ -19,12 +19,16 @@ app = typer.Typer(help="The store as a whole: is it well, how is it built, how f
 
 
 def _verdict(cluster: dict[str, Any]) -> tuple[bool, str]:
-    away = [drive["path"] for drive in cluster["drives"] if drive["state"] != "current"]
+    drives = cluster["drives"]
+    away = [drive["path"] for drive in drives if drive["state"] != "current"]
+    lacking = [drive["path"] for drive in drives if drive["missing_shards"] or drive["is_filling"]]
     if not cluster["ready"]:
         return False, "not ready: a write would fail now" + (f"; not current: {', '.join(away)}" if away else "")
     if away:
-        return False, f"degraded: reads and writes go on, {len(away)} of {len(cluster['drives'])} drives not current: {', '.join(away)}"
-    return True, f"ready, all {len(cluster['drives'])} drives current"
+        return False, f"degraded: reads and writes go on, {len(away)} of {len(drives)} drives not current: {', '.join(away)}"
+    if lacking:
+        return False, f"degraded: reads and writes go on, being healed: {', '.join(lacking)}"
+    return True, f"ready, all {len(drives)} drives current and complete"
 
 
 @app.command()
@@ -32,7 +36,7 @@ def _verdict(cluster: dict[str, Any]) -> tuple[bool, str]:
 def status(session: Session) -> None:
     """Say in one line whether the store is well, and show its drives.
 
-    Exit code 0: ready and every drive current. 1: degraded or not ready. A check for a script:
+    Exit code 0: ready, and every drive has everything. 1: degraded, being healed, or not ready. A check for a script:
 
         forebay cluster status --json > status.json || mail -s "store degraded" ops < status.json
     """

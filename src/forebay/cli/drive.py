@@ -23,20 +23,22 @@ def print_drives(drives: list[dict[str, Any]]) -> None:
         (
             f"{drive['set']}:{drive['position']}",
             state_text(drive["state"]),
-            f"{_used_percent(drive)}",
-            shown_bytes(drive["free_bytes"]) if "free_bytes" in drive else "-",
+            _used_percent(drive),
+            shown_bytes(drive["free_bytes"]) if drive["total_bytes"] else "-",
+            "?" if drive["is_filling"] else drive["missing_shards"],
             drive["path"],
-            drive.get("error", ""),
+            drive["reason"],
         )
         for drive in drives
     ]
-    has_errors = any(row[-1] for row in rows)
-    columns = ["drive", "state", "used", "free", "path", "error"]
-    print_table(columns if has_errors else columns[:-1], [row if has_errors else row[:-1] for row in rows], numbers=("used", "free"))
+    columns = ["drive", "state", "used", "free", "to heal", "path", "why"]
+    if not any(drive["reason"] for drive in drives):
+        columns.pop()
+    print_table(columns, [row[: len(columns)] for row in rows], numbers=("used", "free", "to heal"))
 
 
 def _used_percent(drive: dict[str, Any]) -> str:
-    if not drive.get("total_bytes"):
+    if not drive["total_bytes"]:
         return "-"
     return f"{100 * (1 - drive['free_bytes'] / drive['total_bytes']):.0f}%"
 
@@ -44,9 +46,9 @@ def _used_percent(drive: dict[str, Any]) -> str:
 @app.command("list")
 @asks_server
 def list_drives(session: Session) -> None:
-    """List all drives: position, state, space, path.
+    """List all drives: position, state, space, shards to heal, path.
 
-    States: current (has everything), syncing (catching up), stale (came back, not yet caught up), offline (missing or failed).
+    States: current (in service), syncing (catching up), stale (came back, not yet caught up), offline (missing or failed).
     Exit code 1 if any drive is not current.
     """
     document = session.server.ask("drives")
@@ -66,6 +68,27 @@ def info(session: Session, drive: DriveArgument) -> None:
     session.show(found, _print_drive)
     if found["state"] != "current":
         raise typer.Exit(NO)
+
+
+@app.command()
+@asks_server
+def replace(
+    session: Session,
+    drive: DriveArgument,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+) -> None:
+    """Declare that the folder at a drive's path is a new, empty drive, and refill it from the others.
+
+    A new disk at the same path is usually recognised and refilled by itself. This is for when the server cannot be sure: it waits
+    when the folder is on another filesystem than before, as that may be a disk that is not mounted. The drive must be out of service
+    and its folder empty. For example, after mounting a new disk at /mnt/d3:
+
+        forebay drive replace /mnt/d3
+    """
+    found = _find(session.server.ask("drives")["drives"], drive)
+    if not yes and not session.as_json:
+        typer.confirm(f"Make {found['path']} (now {found['state']}) a new, empty drive and refill it?", abort=True)
+    session.show(session.server.act("drives/replace", set=found["set"], position=found["position"]), _print_drive)
 
 
 def _print_drive(drive: dict[str, Any]) -> None:

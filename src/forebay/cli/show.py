@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -66,3 +67,8 @@ def shown_seconds(seconds: float) -> str:
         if seconds >= length_s:
             return f"{int(seconds // length_s)} {unit} {int(seconds % length_s // below_s)} {below}"
     raise AssertionError(seconds)
+
+
+def shown_time(unix_s: float) -> str:
+    """`2026-05-01 12:00:00` in local time, or a dash for 0."""
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(unix_s)) if unix_s else "-"
