@@ -6,7 +6,8 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import NamedTuple, TypeVar
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
 
 from forebay.directio import Arena
 from forebay.drive import Cursor, Drive
@@ -18,6 +19,7 @@ from forebay.engine.objects import Attributes, Condition, Deleted, Written
 from forebay.engine.placement import INLINE_BYTES_MAX, UNIT_BYTES, set_of_key
 from forebay.engine.reader import Reader, cut_extents, read_blob
 from forebay.engine.records import BadRecord, Blob, Bucket, Part, Upload, Version
+from forebay.engine.repair import Once, repair_record
 from forebay.engine.transaction import Transaction, claims_of
 from forebay.engine.writer import BlobWriter, WrittenBlob
 from forebay.errors import DriveFailed, StoreError
@@ -47,7 +49,9 @@ class Engine:
         self.geometry = geometry
         slot_bytes = geometry.drives * UNIT_BYTES
         self.arena = Arena(slot_bytes, max(2, arena_bytes // slot_bytes))
-        self.on_bad_shard: Callable[[int, int, bytes], None] = self._queue_heal
+        self._reported = Once()
+        for erasure_set in self.sets:
+            erasure_set.on_bad_record = partial(self._queue_repair, erasure_set.index)
         self._committers = [Committer(s, notify) for s in self.sets]
         self._buckets: dict[str, tuple[bytes, Bucket]] = {}
 
@@ -225,7 +229,7 @@ class Engine:
     def reader(self, opened: Opened, start: int = 0, stop: int | None = None) -> Reader:
         """Verified bytes [start, stop) of an object whose content is in blobs; iterate in a thread, then close."""
         extents = cut_extents(multipart.extents_of(opened.found.version), start, opened.found.version.size if stop is None else stop)
-        return Reader(self.sets, self.arena, extents, opened.blobs, self._bad_shard)
+        return Reader(self.sets, self.arena, extents, opened.blobs, self.queue_heal)
 
     def read(self, opened: Opened, start: int = 0, stop: int | None = None) -> bytes:
         """The bytes [start, stop) of an object, all in memory. Blocking."""
@@ -234,17 +238,27 @@ class Engine:
         with self.reader(opened, start, stop) as reader:
             return b"".join(bytes(view) for view in reader)
 
-    def _bad_shard(self, set_index: int, position: int, blob_id: bytes) -> None:
-        self.on_bad_shard(set_index, position, blob_id)
-
-    def _queue_heal(self, set_index: int, position: int, blob_id: bytes) -> None:
-        """Record that a shard needs healing; on failure scrubbing finds it again."""
+    def queue_heal(self, set_index: int, position: int, blob_id: bytes) -> None:
+        """Record that a shard needs healing, without waiting; on failure scrubbing finds it again."""
+        if not self._reported.is_new((set_index, position, blob_id)):
+            return
 
         def judge(tx: Transaction) -> None:
             if tx.get_raw(keyspace.TABLE_BLOB + blob_id) is not None:
                 tx.put_raw(keyspace.heal_key(position, blob_id), b"")
 
-        self.submit(Op(judge, set_index=set_index))
+        self._submit_quietly(Op(judge, set_index=set_index))
+
+    def _queue_repair(self, set_index: int, _: int, key: bytes) -> None:
+        """Have a damaged record written again, without waiting."""
+        if key[:1] != keyspace.TABLE_SYSTEM and self._reported.is_new((set_index, key)):
+            self._submit_quietly(repair_record(self.sets[set_index], key))
+
+    def _submit_quietly(self, op: Op[Any]) -> None:
+        try:
+            self.submit(op)
+        except StoreError:
+            pass  # the store is closing; scrubbing finds it again
 
     # listing
 

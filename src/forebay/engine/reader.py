@@ -34,7 +34,7 @@ CREDIT_TIMEOUT_S = 60.0
 OnBadShard = Callable[[int, int, bytes], None]  # set index, drive position, blob id
 
 
-class _Stripe(NamedTuple):
+class Stripe(NamedTuple):
     """Where a stripe lies: in the blob, in the shard files, and how long its blocks are."""
 
     number: int
@@ -44,12 +44,12 @@ class _Stripe(NamedTuple):
     block: int
 
 
-def stripes(geometry: Geometry, size: int, start: int, stop: int, unit_bytes: int) -> Iterator[_Stripe]:
+def stripes(geometry: Geometry, size: int, start: int, stop: int, unit_bytes: int) -> Iterator[Stripe]:
     """The stripes of a blob of `size` bytes that hold content [start, stop)."""
     full = geometry.data * unit_bytes
     for index in range(start // full, -(-stop // full)):
         content = min(full, size - index * full)
-        yield _Stripe(index, index * full, content, index * unit_bytes, geometry.block_bytes(content))
+        yield Stripe(index, index * full, content, index * unit_bytes, geometry.block_bytes(content))
 
 
 class Shards:
@@ -104,7 +104,7 @@ class Shards:
 class _Load:
     """A gather of stripes on its way into slots, one slot a stripe. Owns the slots until `release`."""
 
-    def __init__(self, shards: Shards, stripes: list[_Stripe], slots: list[Slot], wanted: list[tuple[int, int]]) -> None:
+    def __init__(self, shards: Shards, stripes: list[Stripe], slots: list[Slot], wanted: list[tuple[int, int]]) -> None:
         """`wanted[i]` is the content range of stripe i (relative to it) that the caller will be given."""
         self.stripes = stripes
         self.slots = slots
@@ -151,7 +151,7 @@ class _Load:
     def release(self) -> None:
         """Give the slots back, once no drive writes into them any more."""
         slots, self.slots = self.slots, []
-        _release_after(self._gathers, slots)
+        release_after(self._gathers, slots)
 
     def _blocks_wanted(self, i: int) -> set[int]:
         start, stop = self.wanted[i]
@@ -224,7 +224,7 @@ class _Load:
                 for p in self._good[i]:
                     slot.view[p * block : (p + 1) * block] = source.view[p * block : (p + 1) * block]
         finally:
-            _release_after(gathers, old)
+            release_after(gathers, old)
 
     def _rebuild(self, i: int) -> None:
         geometry, stripe, good = self._shards.geometry, self.stripes[i], self._good[i]
@@ -309,7 +309,7 @@ class Reader:
             slots.append(slot)
         return slots
 
-    def _plans(self) -> Iterator[tuple[Shards, list[_Stripe], list[tuple[int, int]]]]:
+    def _plans(self) -> Iterator[tuple[Shards, list[Stripe], list[tuple[int, int]]]]:
         """Gathers of up to READ_STRIPES stripes of one blob, with the range wanted of each."""
         for extent in self._extents:
             shards = self._shards(extent)
@@ -351,10 +351,10 @@ def cut_extents(extents: Sequence[Extent], start: int, stop: int) -> list[Extent
     return found
 
 
-def _release_after(gathers: list[Gather], slots: list[Slot]) -> None:
+def release_after(gathers: list[Gather], slots: list[Slot]) -> None:
     """Release the slots when the last call of the last gather has returned."""
     if not gathers:
         for slot in slots:
             slot.release()
         return
-    gathers[0].when_finished(partial(_release_after, gathers[1:], slots))
+    gathers[0].when_finished(partial(release_after, gathers[1:], slots))

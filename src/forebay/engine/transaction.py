@@ -115,6 +115,14 @@ class Transaction:
         """Store bytes, the same on every drive."""
         self._values[key] = value
 
+    def put_each(self, key: bytes, values: list[bytes]) -> None:
+        """Store bytes, one value for each drive position."""
+        self._values[key] = values
+
+    def is_changed(self, key: bytes) -> bool:
+        """Whether this batch writes or removes `key` already."""
+        return key in self._values or key in self._batch.values
+
     def remove(self, key: bytes) -> None:
         """Remove a record; only for what nobody needs any more, or what can always be rolled forward."""
         self._values[key] = None

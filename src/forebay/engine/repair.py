@@ -1,0 +1,96 @@
+"""Repairing damaged index records: a commit that writes the same record again on every drive."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import Hashable
+from typing import Any, NamedTuple
+
+from forebay.engine import records, recovery
+from forebay.engine.committer import Op
+from forebay.engine.erasure_set import ErasureSet
+from forebay.engine.records import BadRecord, Version
+from forebay.engine.recovery import Lost, Source
+from forebay.engine.transaction import Transaction
+
+log = logging.getLogger("forebay.engine")
+
+REMEMBERED_MAX = 10_000
+REMEMBERED_S = 60.0  # what was reported is not reported again for so long
+
+
+class Once:
+    """Lets each thing through once in a while, so that a thousand readers of one bad block make one report."""
+
+    def __init__(self) -> None:
+        self._seen_s: dict[Hashable, float] = {}
+        self._mutex = threading.Lock()
+
+    def is_new(self, thing: Hashable) -> bool:
+        """Whether it was not here lately."""
+        now_s = time.monotonic()
+        with self._mutex:
+            if now_s - self._seen_s.get(thing, -REMEMBERED_S) < REMEMBERED_S:
+                return False
+            if len(self._seen_s) >= REMEMBERED_MAX:
+                self._seen_s.clear()
+            self._seen_s[thing] = now_s
+            return True
+
+
+class _Copy(NamedTuple):
+    """A drive's copy of a record. `sameness` is equal for copies that differ in nothing but their shard; None: damaged."""
+
+    source: Source
+    sameness: tuple[Hashable, ...] | None
+    shard_is_right: bool
+
+
+def repair_record(erasure_set: ErasureSet, key: bytes, **op: Any) -> Op[bool]:
+    """Make the current drives agree about `key` again; the result tells whether anything had to be done.
+
+    What the most whole copies say is written to all drives; a record that most drives lack is removed; one that is damaged wherever it
+    is stays as it is.
+    """
+
+    def judge(tx: Transaction) -> bool:
+        if tx.is_changed(key):
+            return False  # another request of this batch writes it
+        current = erasure_set.current()
+        copies = [copy for source in current if (copy := _look(key, source, erasure_set)) is not None]
+        if 2 * len(copies) < len(current):
+            tx.remove(key)
+            return bool(copies)
+        groups = Counter(copy.sameness for copy in copies if copy.sameness is not None)
+        if not groups:
+            return False
+        best, count = groups.most_common(1)[0]
+        leaders = [copy.source for copy in copies if copy.sameness == best]
+        if count == len(current) and all(copy.shard_is_right for copy in copies):
+            return False
+        values = [recovery.value_for(key, p, erasure_set.geometry, leaders) for p in range(erasure_set.geometry.drives)]
+        tx.put_each(key, [value.record if isinstance(value, Lost) else value or b"" for value in values])
+        log.warning("set %d: record %r is written again on every drive", erasure_set.index, key)
+        return True
+
+    return Op(judge, set_index=erasure_set.index, **op)
+
+
+def _look(key: bytes, source: Source, erasure_set: ErasureSet) -> _Copy | None:
+    position, drive = source
+    raw = drive.get(key)
+    if raw is None:
+        return None
+    if not raw:
+        return _Copy(source, (), True)
+    try:
+        frame = records.unframe(key, raw)
+        sameness = (frame.kind, frame.deleted_seq, bytes(frame.meta))
+        has_shard = frame.kind == records.KIND_VERSION and not frame.deleted_seq and records.decode(key, frame, Version).inline
+    except BadRecord:
+        return _Copy(source, None, False)
+    wanted = recovery.shard_position(key, position, erasure_set.geometry) if has_shard else records.NO_SHARD
+    return _Copy(source, sameness, not has_shard or frame.shard_position == wanted)
