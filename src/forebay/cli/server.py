@@ -40,7 +40,7 @@ def server(
 
         FOREBAY_ROOT_USER=... FOREBAY_ROOT_PASSWORD=... forebay server --address 0.0.0.0:9000 /mnt/d*
 
-    Everything in one file (docs/server.md lists its names):
+    Everything in one file (docs/operations.md lists its names):
 
         forebay server --config forebay.toml
     """
