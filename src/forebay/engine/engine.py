@@ -38,6 +38,10 @@ class Opened(NamedTuple):
     blobs: dict[bytes, Blob]
 
 
+Select = Callable[[Found], tuple[int, int]]
+"""Which bytes [start, stop) of a version will be read: the blobs that hold none of them are left alone. May raise StoreError."""
+
+
 class Engine:
     """One per process. Thread-safe. Close it before the drives' process ends."""
 
@@ -108,7 +112,7 @@ class Engine:
         """Blocking. Raises BucketAlreadyOwnedByYou."""
         record = Bucket(name, os.urandom(16), time.time_ns(), owner=owner, config=config or {})
         last = len(self.sets) - 1
-        if last and not self._exists(name):
+        if last and not self.exists(name):
             # The last set decides who makes the bucket: a record that is there already (of somebody who is making it in this moment,
             # or whom a crash cut short) is taken over, so that all sets know the bucket by the same id.
             found = self.submit(buckets.put_record(record, buckets.Clash.ADOPT, set_index=last)).wait()
@@ -130,14 +134,17 @@ class Engine:
             if not erasure_set.read(lambda drive: _is_empty(drive, record)):
                 raise StoreError("BucketNotEmpty", BucketName=name)
         for index in range(len(self.sets)):
-            op = buckets.remove_record(name, lambda tx, found: _is_empty(tx.drive, found), set_index=index)
             try:
-                self.submit(op).wait()
+                self.submit(self.remove_bucket_op(name, index)).wait()
             except StoreError as e:
                 if index == 0 or e.code != "BucketNotEmpty":
                     raise
                 self._undo_delete(record, index)
                 raise
+
+    def remove_bucket_op(self, name: str, set_index: int) -> Op[None]:
+        """Remove a bucket's record from one set. Raises NoSuchBucket, BucketNotEmpty when it is waited for."""
+        return buckets.remove_record(name, lambda tx, found: _is_empty(tx.drive, found), set_index=set_index)
 
     def _undo_delete(self, record: Bucket, stopped_at: int) -> None:
         """An object was written to a later set meanwhile: put the record back where it was removed."""
@@ -159,7 +166,8 @@ class Engine:
 
         return self.change_bucket(name, update)
 
-    def _exists(self, name: str) -> bool:
+    def exists(self, name: str) -> bool:
+        """Whether there is such a bucket."""
         try:
             self.bucket(name)
         except StoreError as e:
@@ -201,24 +209,25 @@ class Engine:
         newest = erasure_set.read(lambda d: lookup.newest(d, prefix, published))
         return Found(bucket, key, entry, entry.version(), newest is not None and newest.seq == entry.seq)
 
-    def open(self, bucket_name: str, key: bytes, version_id: str | None = None) -> Opened:
+    def open(self, bucket_name: str, key: bytes, version_id: str | None = None, select: Select | None = None) -> Opened:
         """Find a version and get hold of its content: the bytes of a small object, the records of a large one's blobs.
 
-        Raises as `find` does, and InternalError if the content is lost. An object replaced in the meantime is found again.
+        Raises as `find` and `select` do, and InternalError if the content is lost. An object replaced in the meantime is found again.
         """
         found = self.find(bucket_name, key, version_id)
-        while (opened := self._content(found)) is None:
+        while (opened := self._content(found, select)) is None:
             before, found = found, self.find(bucket_name, key, version_id)
             if found.entry.key == before.entry.key:
                 raise StoreError("InternalError", "Too few drives hold a readable share of this object.")
         return opened
 
-    def _content(self, found: Found) -> Opened | None:
+    def _content(self, found: Found, select: Select | None) -> Opened | None:
+        start, stop = (0, found.version.size) if select is None else select(found)
         if found.version.inline:
             content = inline.read(self.set_of(found.bucket, found.key), found)
             return Opened(found, content, {}) if content is not None else None
         blobs: dict[bytes, Blob] = {}
-        for extent in multipart.extents_of(found.version):
+        for extent in cut_extents(multipart.extents_of(found.version), start, stop):
             if extent.blob_id not in blobs:
                 blob = read_blob(self.sets[extent.set_index], extent.blob_id)
                 if blob is None:

@@ -40,13 +40,21 @@ _ATTRIBUTES = frozenset(("ETag", "Checksum", "ObjectParts", "StorageClass", "Obj
 
 def get_object(services: Services, call: Call) -> Response:
     """Answered on the loop for small objects; large ones are streamed by a thread."""
-    opened = services.engine.open(call.bucket, call.key, call.version_id)
-    response, selected = describe(call, opened.found)
+    described: list[tuple[Response, ByteRange]] = []
+
+    def select(found: Found) -> ByteRange:
+        described.append(describe(call, found))
+        return described[-1][1]
+
+    opened = services.engine.open(call.bucket, call.key, call.version_id, select)
+    response, selected = described[-1]
     if opened.content is not None:
         whole = selected.stop - selected.start == len(opened.content)
         response.body = opened.content if whole else opened.content[selected.start : selected.stop]
     elif selected.stop > selected.start:
-        response.body = Stream(selected.stop - selected.start, lambda: _chunks(services.engine, opened, selected.start, selected.stop))
+        response.body = Stream(
+            selected.stop - selected.start, lambda: _chunks(services.engine, opened, selected.start, selected.stop)
+        )
     return response
 
 
