@@ -160,7 +160,7 @@ def warnings_of(result: MlperfResult) -> list[str]:
             found.append(f"Making the content ran at {rate}, less than twice the writes: they measure the generator too.")
         first, second = each.first_half_rate, each.second_half_rate
         if first is not None and second is not None and second < CLIFF_RATIO * first:
-            found.append(f"The second half of the {name}s ran at {second / first:.0%} of the first: a cache filled up.")
+            found.append(f"The second half of the {name}s ran at {second / first:.0%} of the first, as when a cache fills up.")
     return found
 
 
