@@ -11,7 +11,7 @@ import typer
 from forebay._version import __version__
 from forebay.cli.show import print_json, print_pairs
 
-PACKAGES = ("awscrt", "lmdb", "uvloop", "httptools", "msgspec", "pyeclib", "obstore", "numpy")
+PACKAGES = ("awscrt", "lmdb", "uvloop", "msgspec", "pyeclib", "obstore", "numpy")
 
 
 def version(as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False) -> None:
