@@ -43,6 +43,17 @@ class ArraySource(Protocol):
         """Copy the box into `out`, C-contiguous, of the box's shape and `dtypes.numpy_dtype(dtype)`."""
 
 
+class SourceLeaf:
+    """A leaf of a tree to be saved that stands for an array and brings its source, such as one in another checkpoint."""
+
+    kind: str
+    detail: str
+
+    def source(self, ranks: int) -> ArraySource:
+        """The source for a save of so many ranks."""
+        raise NotImplementedError
+
+
 def replicated(shape: tuple[int, ...], ranks: int) -> tuple[tuple[Box, ...], ...]:
     """The holders of an array that every rank has whole."""
     return ((whole(shape),),) * ranks
@@ -117,13 +128,13 @@ def view_of_parts(parts: list[tuple[Box, np.ndarray[Any, Any]]], box: Box) -> By
 
 
 def copy_from_parts(parts: list[tuple[Box, np.ndarray[Any, Any]]], box: Box, out: np.ndarray[Any, Any]) -> None:
-    """Assemble `box` from the parts that overlap it."""
-    missing = box.size
+    """Assemble `box` from the parts that overlap it; they must cover it, and may overlap each other."""
+    copied = 0
     for held, part in parts:
         common = held.overlap(box)
-        if common is not None and missing > 0:
+        if common is not None:
             np.copyto(out[common.within(box.start)], part[common.within(held.start)])
-            missing -= common.size
+            copied += common.size
             if held.contains(box):
                 return
-    assert missing <= 0, "a box that this rank does not hold"
+    assert copied >= box.size, "a box that this rank does not hold"

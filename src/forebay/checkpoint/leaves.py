@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from forebay.checkpoint import dtypes
-from forebay.checkpoint.arrays import ArraySource, NumpySource
+from forebay.checkpoint.arrays import ArraySource, NumpySource, SourceLeaf
 from forebay.checkpoint.manifest import Array, Path, Value, path_text
 from forebay.checkpoint.names import array_names
 from forebay.errors import CheckpointCorrupt, LeafRefused
@@ -86,6 +86,8 @@ class LeafCollector:
             return self._jax(path, leaf)
         if is_torch(leaf):
             return self._torch(path, leaf)
+        if isinstance(leaf, SourceLeaf):
+            return leaf.kind, leaf.detail, leaf.source(self.ranks)
         raise LeafRefused(path, _refusal(leaf))
 
     def _jax(self, path: str, leaf: Any) -> tuple[str, str, ArraySource]:

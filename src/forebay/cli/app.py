@@ -45,6 +45,7 @@ PARTS = {
     "drive": Part("forebay.cli.drive:app", "Its drives: list, info, replace."),
     "heal": Part("forebay.cli.heal:app", "Put back what a drive lacks: status, start."),
     "scrub": Part("forebay.cli.scrub:app", "Read everything and check it: status, start."),
+    "ckpt": Part("forebay.cli.ckpt:app", "Checkpoints: list, show, verify, compare, copy, convert, remove."),
     "bench": Part("forebay.bench:app", "Measure a store against the limits of its machine."),
     "version": Part("forebay.cli.version:version", "Print the versions of Forebay and of what it stands on."),
 }

@@ -37,7 +37,9 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], number
     for row in rows:
         table.add_row(*(cell if isinstance(cell, Text) else Text(str(cell)) for cell in row))
     console = Console()
-    console.print(table, width=console.width if console.is_terminal else 10_000, no_wrap=not console.is_terminal, crop=False)
+    if not console.is_terminal:
+        console.width = 10_000
+    console.print(table, crop=False)
 
 
 def print_verdict(good: bool, sentence: str) -> None:

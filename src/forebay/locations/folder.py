@@ -82,8 +82,9 @@ class Folder:
     part_bytes_min = ALIGNMENT_BYTES
     direct_io = True
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    def __init__(self, path: str | os.PathLike[str], top: Path | None = None) -> None:
         self._root = Path(os.path.abspath(path))  # noqa: PTH100 - Path.absolute keeps `..`
+        self._top = top or self._root
         self.url = str(self._root)
         self._clones: bool | None = None
 
@@ -100,7 +101,7 @@ class Folder:
 
     def child(self, prefix: str) -> Folder:
         """See `Location`."""
-        return Folder(self._root / join_prefix(prefix)) if join_prefix(prefix) else self
+        return Folder(self._root / join_prefix(prefix), self._top) if join_prefix(prefix) else self
 
     def put(self, key: str, data: Buffer, condition: Condition = None) -> str:
         """See `Location`."""
@@ -145,7 +146,7 @@ class Folder:
         with _errors("list", str(self._root / below)):
             for item in self._scan(self._root / below):
                 if item.is_dir():
-                    folders.append(item.name)
+                    folders += [item.name] if self._scan(Path(item.path)) else []
                 elif not item.name.startswith(TMP_PREFIX):
                     with suppress(FileNotFoundError):  # removed since the folder was read
                         objects.append(self._entry(join_prefix(below, item.name), item.stat()))
@@ -220,8 +221,8 @@ class Folder:
             return []
 
     def _prune(self, folder: Path) -> None:
-        """Remove empty folders upwards, but never the location's own."""
-        while folder != self._root and self._root in folder.parents:
+        """Remove empty folders upwards, but never that of the location that this is a child of."""
+        while folder != self._top and self._top in folder.parents:
             try:
                 folder.rmdir()
             except OSError:
