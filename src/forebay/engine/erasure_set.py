@@ -80,6 +80,10 @@ class ErasureSet:
             self._open_again(position)
         return self._drives[position]
 
+    def open_fresh(self, position: int) -> Drive:
+        """A handle of its own on the drive, whatever its state; close it after use. Raises DriveError."""
+        return self._reopen(position)
+
     def state(self, position: int) -> DriveState:
         """Of one drive."""
         return self.shared.state(self.index, position)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -62,26 +63,40 @@ class Healer:
         self._engine = engine
         self._pace = Pace(bytes_per_s, stop)
         self.progress = Progress()
+        self._drives: list[tuple[ErasureSet, int, bool]] = []
+
+    def look(self) -> None:
+        """Find out where there is something to heal."""
+        self._drives = list(self._drives_to_heal())
+
+    @property
+    def has_work(self) -> bool:
+        """Whether `look` found something."""
+        return bool(self._drives)
 
     def run(self) -> None:
-        """Heal what can be healed now. Raises Stopping, and StoreError if a set is not available."""
-        drives = list(self._drives_to_heal())
-        for erasure_set, position, fill in drives:
-            self._count(erasure_set, position, fill)
-        for erasure_set, position, fill in drives:
-            if fill:
-                self._fill(erasure_set, position)
-            self._heal_recorded(erasure_set, position)
+        """Heal what can be healed now. Raises Stopping."""
+        for erasure_set, position, fill in self._drives:
+            with _going_on(erasure_set, position):
+                self._count(erasure_set, position, fill)
+        for erasure_set, position, fill in self._drives:
+            with _going_on(erasure_set, position):
+                if fill:
+                    self._fill(erasure_set, position)
+                self._heal_recorded(erasure_set, position)
 
     def _drives_to_heal(self) -> Iterator[tuple[ErasureSet, int, bool]]:
         for erasure_set in self._engine.sets:
             for position in range(erasure_set.geometry.drives):
-                drive = erasure_set.drive(position)
-                if erasure_set.state(position) is not DriveState.CURRENT or drive is None:
-                    self.progress.drives_waiting += bool(page_of(erasure_set, keyspace.heal_key(position, b""), b"", 1))
-                    continue
-                fill = ask(erasure_set, position, partial(drive.get, FILL_KEY), WRITE_TIMEOUT_S) is not None
-                yield erasure_set, position, fill
+                with _going_on(erasure_set, position):
+                    drive = erasure_set.drive(position)
+                    recorded = bool(page_of(erasure_set, keyspace.heal_key(position, b""), b"", 1))
+                    if erasure_set.state(position) is not DriveState.CURRENT or drive is None:
+                        self.progress.drives_waiting += recorded
+                        continue
+                    fill = ask(erasure_set, position, partial(drive.get, FILL_KEY), WRITE_TIMEOUT_S) is not None
+                    if fill or recorded:
+                        yield erasure_set, position, fill
 
     def _count(self, erasure_set: ErasureSet, position: int, fill: bool) -> None:
         prefix = keyspace.TABLE_BLOB if fill else keyspace.heal_key(position, b"")
@@ -189,6 +204,15 @@ class Healer:
         self._pace.spend(stripe.block)
 
 
+@contextmanager
+def _going_on(erasure_set: ErasureSet, position: int) -> Iterator[None]:
+    """A drive that fails, or a set that is not available, keeps no other from being healed."""
+    try:
+        yield
+    except (Unhealable, StoreError) as e:
+        log.warning("set %d, drive %d is not healed now: %s", erasure_set.index, position, e)
+
+
 def rebuild_block(shards: Shards, stripe: Stripe, slot: Slot, wanted: int, gathers: list[Gather]) -> None:
     """Compute block `wanted` of a stripe in its place in `slot`, from k others that pass their checks; `gathers` write into the slot."""
     geometry, erasure_set = shards.geometry, shards.erasure_set
@@ -288,6 +312,7 @@ def walk(erasure_set: ErasureSet, prefix: bytes) -> Iterator[tuple[bytes, bytes]
 
 
 def page_of(erasure_set: ErasureSet, prefix: bytes, after: bytes, limit: int) -> list[tuple[bytes, bytes]]:
+    """At most `limit` undamaged records after the key `after` (empty: from the first) whose keys start with `prefix`."""
     stop = keyspace.successor(prefix) or b""
 
     def scan(drive: Drive) -> list[tuple[bytes, bytes]]:

@@ -253,6 +253,33 @@ def abort(bucket: str, key: bytes, upload_id: bytes, **op: Any) -> Op[None]:
     return Op(judge, writes=(upload_name(upload_id),), reads=reads_of(bucket), **op)
 
 
+def drop(index_key: bytes, upload: Upload, **op: Any) -> Op[None]:
+    """Drop an upload that nobody will complete, whether its bucket still exists or not; nothing if it is gone."""
+
+    def judge(tx: Transaction) -> None:
+        if tx.get_raw(index_key) is not None:
+            tx.remove(index_key)
+            _drop_parts(tx, all_parts(tx, upload.upload_id), upload.upload_id)
+
+    return Op(judge, writes=(upload_name(upload.upload_id),), **op)
+
+
+def drop_parts(upload_id: bytes, **op: Any) -> Op[None]:
+    """Drop parts whose upload is gone."""
+
+    def judge(tx: Transaction) -> None:
+        _drop_parts(tx, all_parts(tx, upload_id), upload_id)
+
+    return Op(judge, writes=(upload_name(upload_id),), **op)
+
+
+def _drop_parts(tx: Transaction, present: dict[int, Part], upload_id: bytes) -> None:
+    for number in present:
+        tx.remove(keyspace.part_key(upload_id, number))
+    if present:
+        tx.reap_later([], [claim for part in present.values() for claim in part_claims(part)])
+
+
 def extents_of(version: Version) -> list[Extent]:
     """Where the bytes of a version lie, in order."""
     return [*version.extents, *(e for part in version.parts for e in part.extents)]

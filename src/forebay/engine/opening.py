@@ -24,7 +24,7 @@ from __future__ import annotations
 import logging
 import os
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from hashlib import blake2b
 from pathlib import Path
@@ -98,8 +98,19 @@ def prepare(paths: Sequence[str], geometry: Geometry, shared: SharedState) -> La
     return layout
 
 
-def open_engine(layout: Layout, shared: SharedState, *, notify: Notify = notify_directly, arena_bytes: int = ARENA_BYTES) -> Engine:
-    """The engine of one process over drives that `prepare` has looked at."""
+def open_engine(
+    layout: Layout,
+    shared: SharedState,
+    *,
+    notify: Notify = notify_directly,
+    arena_bytes: int = ARENA_BYTES,
+    opener: Callable[[Layout, int, int], Drive] | None = None,
+) -> Engine:
+    """The engine of one process over drives that `prepare` has looked at.
+
+    `opener(layout, set_index, position)` opens a drive, raising DriveError: the seam for drives that are no local folder.
+    """
+    opener = opener or _open
     sets = []
     for set_index, paths in enumerate(layout.paths):
         opened: list[Drive | None] = []
@@ -107,12 +118,12 @@ def open_engine(layout: Layout, shared: SharedState, *, notify: Notify = notify_
             drive: Drive | None = None
             if shared.state(set_index, position) is not DriveState.OFFLINE:
                 try:
-                    drive = _open(layout, set_index, position)
+                    drive = opener(layout, set_index, position)
                 except DriveError as e:
                     log.error("%s", e)
-                    shared.set_state(set_index, position, DriveState.OFFLINE)
+                    shared.set_state(set_index, position, DriveState.OFFLINE, str(e))
             opened.append(drive)
-        sets.append(ErasureSet(set_index, layout.geometry, opened, shared, partial(_open, layout, set_index)))
+        sets.append(ErasureSet(set_index, layout.geometry, opened, shared, partial(opener, layout, set_index)))
     return Engine(sets, notify=notify, arena_bytes=arena_bytes)
 
 

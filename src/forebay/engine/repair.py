@@ -41,7 +41,7 @@ class Once:
             return True
 
 
-class _Copy(NamedTuple):
+class Copy(NamedTuple):
     """A drive's copy of a record. `sameness` is equal for copies that differ in nothing but their shard; None: damaged."""
 
     source: Source
@@ -60,7 +60,7 @@ def repair_record(erasure_set: ErasureSet, key: bytes, **op: Any) -> Op[bool]:
         if tx.is_changed(key):
             return False  # another request of this batch writes it
         current = erasure_set.current()
-        copies = [copy for source in current if (copy := _look(key, source, erasure_set)) is not None]
+        copies = [look(key, raw, source, erasure_set) for source in current if (raw := source[1].get(key)) is not None]
         if 2 * len(copies) < len(current):
             tx.remove(key)
             return bool(copies)
@@ -79,18 +79,15 @@ def repair_record(erasure_set: ErasureSet, key: bytes, **op: Any) -> Op[bool]:
     return Op(judge, set_index=erasure_set.index, **op)
 
 
-def _look(key: bytes, source: Source, erasure_set: ErasureSet) -> _Copy | None:
-    position, drive = source
-    raw = drive.get(key)
-    if raw is None:
-        return None
+def look(key: bytes, raw: bytes, source: Source, erasure_set: ErasureSet) -> Copy:
+    """Judge what a drive has under `key`."""
     if not raw:
-        return _Copy(source, (), True)
+        return Copy(source, (), True)
     try:
         frame = records.unframe(key, raw)
         sameness = (frame.kind, frame.deleted_seq, bytes(frame.meta))
         has_shard = frame.kind == records.KIND_VERSION and not frame.deleted_seq and records.decode(key, frame, Version).inline
     except BadRecord:
-        return _Copy(source, None, False)
-    wanted = recovery.shard_position(key, position, erasure_set.geometry) if has_shard else records.NO_SHARD
-    return _Copy(source, sameness, not has_shard or frame.shard_position == wanted)
+        return Copy(source, None, False)
+    wanted = recovery.shard_position(key, source[0], erasure_set.geometry) if has_shard else records.NO_SHARD
+    return Copy(source, sameness, not has_shard or frame.shard_position == wanted)
