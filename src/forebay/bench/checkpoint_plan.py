@@ -12,6 +12,7 @@ ITEM_BYTES = 4  # float32
 CONTENDERS: dict[str, tuple[str, bool]] = {
     "forebay-jax": ("forebay.save_async of jax.Arrays", True),
     "forebay-torch": ("forebay.save_async of torch tensors", True),
+    "forebay-again": ("forebay.save_async after at most 5% of the bytes changed, with the checkpoint before as base", True),
     "torch.save": ("torch.save; to a store through s3torchconnector's writer", True),
     "dcp": ("torch.distributed.checkpoint.save, one thread", False),
     "dcp-4": ("torch.distributed.checkpoint.save, four threads; to a store through s3torchconnector", True),
@@ -42,6 +43,7 @@ class Saved(msgspec.Struct, frozen=True, kw_only=True):
     durable_s: float
     cpu_s: float
     peak_extra_bytes: int
+    moved_bytes: int | None = None  # where the library says that it left the rest to the store to copy
 
 
 class Restored(msgspec.Struct, frozen=True, kw_only=True):

@@ -111,7 +111,7 @@ def _limit(trial: Trial, result: CheckpointResult) -> float:
 
 def _tables(trials: list[Trial], result: CheckpointResult) -> list[Table]:
     times = ["library", "blocked", "durable", "GiB/s", "of limit", "restore", "GiB/s", "of limit", "objects"]
-    costs = ["library", "memory: save", "restore", "CPU-s/GiB: save", "restore", "server", "stored"]
+    costs = ["library", "memory: save", "restore", "CPU-s/GiB: save", "restore", "server", "stored", "moved"]
     return [
         Table(times, [_times(trial, result) for trial in trials]),
         Table(costs, [_costs(trial) for trial in trials]),
@@ -143,7 +143,13 @@ def _costs(trial: Trial) -> list[str]:
         f"{trial.median(lambda each: each.restored.cpu_s) / gib:.2f}",
         f"{median_of(server) / gib:.2f}" if server else "",
         show_size(trial.median(lambda each: each.stored_bytes)),
+        _moved(trial),
     ]
+
+
+def _moved(trial: Trial) -> str:
+    moved = [each.saved.moved_bytes for each in trial.rounds if each.saved.moved_bytes is not None]
+    return f"{median_of(moved) / trial.state_bytes:.1%}" if moved else ""
 
 
 def _bars(trials: list[Trial], result: CheckpointResult) -> list[Bars]:
@@ -167,8 +173,8 @@ def _bar(trial: Trial, values: list[float], form: str = "{:.2f}") -> Bar:
 def _tiles(result: CheckpointResult, place: str, size_bytes: int) -> list[Tile]:
     """Forebay's best against the best of the others, where both ran."""
     ran = [trial for trial in result.trials if trial.rounds and (trial.place, trial.size_bytes) == (place, size_bytes)]
-    ours = [trial for trial in ran if trial.contender.startswith("forebay")]
-    others = [trial for trial in ran if trial not in ours]
+    ours = [trial for trial in ran if trial.contender in ("forebay-jax", "forebay-torch")]
+    others = [trial for trial in ran if not trial.contender.startswith("forebay")]
     if not ours or not others:
         return []
     where = f"{show_size(size_bytes)} to a {place}"

@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 
 from forebay.bench.checkpoint_plan import ITEM_BYTES, Restored, Saved, SaveJob, state_shapes
-from forebay.bench.contenders import MAKERS, Arrays
+from forebay.bench.contenders import MAKERS, Arrays, ForebayAgain
 from forebay.bench.errors import BenchmarkFailed
 from forebay.bench.seat import Seat, client_main, cpu_seconds
 
@@ -33,6 +33,9 @@ def work(seat: Seat) -> dict[str, Any]:
     _warm_up(job)
     arrays = _state(job)
     contender = make(arrays, job.endpoint)
+    if isinstance(contender, ForebayAgain):
+        contender.prepare(job.target)
+        arrays = contender.arrays_of(contender.state)
     seat.barrier("save")
     saved = _save(job, contender, arrays)
     seat.barrier("restore", msgspec.to_builtins(saved))
@@ -51,13 +54,10 @@ def _warm_up(job: SaveJob) -> None:
     """Import and initialise everything on a tiny state, so that the timed save is not a process's first."""
     arrays = {name: np.zeros(shape, np.float32) for name, shape in state_shapes(WARMUP_BYTES).items()}
     contender = MAKERS[job.contender](arrays, job.endpoint)
-    if job.endpoint is not None:
-        target = f"{job.target}-warm-up"
-        contender.save(target)()
-        contender.restore(target)
-        return
-    with tempfile.TemporaryDirectory(dir=Path(job.target).parent) as folder:
-        target = f"{folder}/warm-up"
+    with tempfile.TemporaryDirectory(dir=None if job.endpoint else Path(job.target).parent) as folder:
+        target = f"{job.target}-warm-up" if job.endpoint else f"{folder}/warm-up"
+        if isinstance(contender, ForebayAgain):
+            contender.prepare(target)
         contender.save(target)()
         contender.restore(target)
 
@@ -88,6 +88,7 @@ def _save(job: SaveJob, contender: Any, arrays: Arrays) -> Saved:
         durable_s=durable_s,
         cpu_s=cpu_s,
         peak_extra_bytes=peak_bytes,
+        moved_bytes=contender.moved_bytes if isinstance(contender, ForebayAgain) else None,
     )
 
 

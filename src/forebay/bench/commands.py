@@ -130,7 +130,9 @@ def s3(
 
 @app.command()
 def mlperf(
-    target: Annotated[str, typer.Option(help="s3://BUCKET or s3://BUCKET/PREFIX on the store, or /a/folder. Default: a bucket of its own.")] = "",
+    target: Annotated[
+        str, typer.Option(help="s3://BUCKET or s3://BUCKET/PREFIX on the store, or /a/folder. Default: a bucket of its own.")
+    ] = "",
     model: Annotated[str, typer.Option(help="8b, 70b, 405b or 1t: Llama 3.1 as the rules size it.")] = "8b",
     processes: Annotated[int | None, typer.Option(min=1, help="Writing processes. Default: as the rules say (8, 64, 512, 1024).")] = None,
     scale: Annotated[str, typer.Option(help="1, or 1/N for objects N times smaller; then not comparable with published results.")] = "1",

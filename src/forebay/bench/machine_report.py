@@ -7,6 +7,8 @@ from forebay.bench.limits import Limits, LimitSample
 from forebay.bench.report import Section, Table
 from forebay.bench.result import Head
 
+ABOVE_RATIO = 1.03  # what is measured further above its limit is pointed out
+
 
 def limits_section(limits: Limits) -> Section:
     """What the machine can do, and how much that moved while the run lasted."""
@@ -35,6 +37,13 @@ def unsteady(samples: list[LimitSample]) -> str | None:
                 f"The {what} limit moved from {show_rate(min(values))} to {show_rate(max(values))} during the run: ratios to it are rough."
             )
     return None
+
+
+def above_limit(names: list[str]) -> str | None:
+    """A warning about figures above the limit they are compared with: the machine was not the same while it was measured."""
+    if not names:
+        return None
+    return f"Above the measured limit: {', '.join(names)}. The disk was faster then than while its limit was measured."
 
 
 def machine_section(head: Head, facts: list[tuple[str, str]]) -> Section:

@@ -22,7 +22,7 @@ from forebay.bench.figures import (
     spread,
 )
 from forebay.bench.limits import Limits
-from forebay.bench.machine_report import limits_section, machine_section
+from forebay.bench.machine_report import ABOVE_RATIO, above_limit, limits_section, machine_section
 from forebay.bench.report import Lines, Report, Section, Series, Table, Tile
 from forebay.bench.result import SCHEMA, Head
 from forebay.bench.s3_result import StoreFacts, store_facts
@@ -152,9 +152,10 @@ def warnings_of(result: MlperfResult) -> list[str]:
     found = list(result.notes)
     if not result.is_comparable:
         found.insert(0, f"Scale {result.scale}, {result.processes} processes: {NOT_COMPARABLE}.")
-    for name, each in (("write", result.write), ("read", result.read)):
-        if each is None:
-            continue
+    directions = [(name, each) for name, each in (("write", result.write), ("read", result.read)) if each is not None]
+    above = above_limit([name for name, each in directions if (each.ratio or 0) > ABOVE_RATIO])
+    found += [above] if above else []
+    for name, each in directions:
         if result.generation_bytes_per_s < 2 * each.median_rate and name == "write":
             rate = show_rate(result.generation_bytes_per_s)
             found.append(f"Making the content ran at {rate}, less than twice the writes: they measure the generator too.")

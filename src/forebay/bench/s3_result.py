@@ -6,7 +6,7 @@ import msgspec
 
 from forebay.bench.figures import GIB, MIB, median_of, show_rate, show_seconds, show_size
 from forebay.bench.limits import Limits
-from forebay.bench.machine_report import limits_section, machine_section
+from forebay.bench.machine_report import ABOVE_RATIO, above_limit, limits_section, machine_section
 from forebay.bench.report import Bar, Bars, Lines, Report, Section, Series, Table, Tile
 from forebay.bench.result import SCHEMA, Head
 from forebay.bench.tally import TIMELINE_STEP_S
@@ -96,6 +96,7 @@ def report_of(result: S3Result) -> Report:
     """The report of a run."""
     measured = result.measurements
     transfers = [each for each in measured if each.operation != "list"]
+    above = above_limit([each.title for each in measured if not each.is_small and (each.ratio or 0) > ABOVE_RATIO])
     sections = [
         Section("Results", _how_to_read(result), [_table(measured), *_rate_bars(transfers)]),
         Section("Latency", [], [_latency_bars(measured)]),
@@ -110,7 +111,7 @@ def report_of(result: S3Result) -> Report:
         subtitle=f"{result.store.endpoint}, geometry {result.store.geometry}, {result.head.started_at}",
         tiles=[_tile(each) for each in measured],
         sections=[section for section in sections if section.items],
-        warnings=result.notes,
+        warnings=[*result.notes, *([above] if above else [])],
     )
 
 

@@ -54,7 +54,8 @@ class Show:
     def step(self, what: str, seconds: float) -> None:
         """A new step begins, that takes `seconds` (0: nobody knows)."""
         self._start_s = time.monotonic()
-        self._progress.reset(self._task, total=seconds or None, description=what, rate="")
+        self._progress.remove_task(self._task)
+        self._task = self._progress.add_task(what, total=seconds or None, rate="")
 
     def moved(self, size_bytes: float) -> None:
         """So many bytes have moved since the step began."""
