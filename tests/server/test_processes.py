@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -35,12 +36,16 @@ def fetch(server: ServerProcess, target: str, body: bytes = b"", **headers: str)
             return error.code, error.read()
 
 
-def admin(server: ServerProcess, subject: str, credentials: tuple[str, str] = (ACCESS_KEY, SECRET_KEY)) -> tuple[int, Any]:
+def admin(
+    server: ServerProcess, subject: str, credentials: tuple[str, str] = (ACCESS_KEY, SECRET_KEY), act: dict[str, Any] | None = None
+) -> tuple[int, Any]:
     target = f"/forebay/admin/{subject}"
     host = {"host": f"127.0.0.1:{server.port}"}
-    empty = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
-    signed = sign_request(Credentials(*credentials), "GET", target, host, payload_sha256=empty, now_s=time.time())
-    status, document = fetch(server, target, **signed)
+    body = b"" if act is None else json.dumps(act).encode()
+    digest = hashlib.sha256(body).hexdigest()
+    method = "GET" if act is None else "POST"
+    signed = sign_request(Credentials(*credentials), method, target, host, payload_sha256=digest, now_s=time.time())
+    status, document = fetch(server, target, body, **signed)
     return status, json.loads(document) if status == 200 else document
 
 
@@ -59,6 +64,7 @@ def test_health_metrics_and_admin(store: ServerProcess, s3: Any, bucket: str) ->
     puts = next(line for line in text.splitlines() if line.startswith('forebay_requests_total{operation="PutObject",status="2xx"}'))
     assert int(puts.split()[1]) >= 1
     assert text.count('forebay_drive_state{set="0"') == 4
+    assert "\nforebay_scrub_running 0.0\n" in text
     status, cluster = admin(store, "cluster")
     assert status == 200
     assert (cluster["ready"], cluster["parity"], len(cluster["drives"])) == (True, 1, 4)
@@ -66,9 +72,39 @@ def test_health_metrics_and_admin(store: ServerProcess, s3: Any, bucket: str) ->
     assert admin(store, "drives")[1]["drives"][0]["free_bytes"] > 0
     assert admin(store, "node")[1]["workers"] == 2
     assert admin(store, "topology")[1]["sets"][0]["index"] == 0
+    assert admin(store, "heal")[1]["running"] is False
+    assert admin(store, "scrub")[1]["running"] is False
     assert admin(store, "nonsense")[0] == 404
     assert admin(store, "cluster", ("other-user", "other-secret"))[0] == 403
     assert fetch(store, "/forebay/nothing")[0] == 404
+
+
+def test_a_lost_drive_is_refilled_and_scrubbed(tmp_path: Path) -> None:
+    server = ServerProcess(tmp_path)
+    client = make_client(server)
+    client.create_bucket(Bucket="bucket")
+    for number in range(4):
+        client.put_object(Bucket="bucket", Key=str(number), Body=os.urandom(400_000))
+    client.close()
+    server.kill()
+    shutil.rmtree(server.drives[1])
+    server.drives[1].mkdir()
+    with ServerProcess(tmp_path) as again:
+
+        def lost_drive() -> dict[str, Any]:
+            return admin(again, "drives")[1]["drives"][1]
+
+        assert admin(again, "heal", act={})[0] == 200
+        wait_for(lambda: lost_drive()["state"] == "current")
+        wait_for(lambda: lost_drive()["missing_shards"] == 0 and not lost_drive()["is_filling"])
+        assert len([path for path in (again.drives[1] / "blobs").rglob("*") if path.is_file()]) == 4
+        assert admin(again, "scrub", act={})[1]["running"] is True
+        wait_for(lambda: not admin(again, "scrub")[1]["running"])
+        scrub = admin(again, "scrub")[1]
+        assert (scrub["blocks_checked"], scrub["blocks_bad"], scrub["records_bad"]) == (16, 0, 0)
+        assert admin(again, "drives/replace", act={"set": 0, "position": 1})[0] == 400
+        assert admin(again, "drives/replace", act={"set": 0})[0] == 400
+        assert admin(again, "drives/replace", act={"set": 9, "position": 1})[0] == 400
 
 
 def test_a_killed_worker_is_replaced_and_loses_nothing(tmp_path: Path) -> None:

@@ -28,6 +28,24 @@ DOCUMENT_BYTES_MAX = 64 << 10
 JSON = {"Content-Type": "application/json", "Cache-Control": "no-store"}
 TEXT = {"Content-Type": "text/plain; version=0.0.4; charset=utf-8", "Cache-Control": "no-store"}
 
+_STATES = ("offline", "stale", "syncing", "current")
+_DRIVE_GAUGES: tuple[tuple[str, str, Callable[[dict[str, Any]], float]], ...] = (
+    ("forebay_drive_state", "0 offline, 1 stale, 2 syncing, 3 current.", lambda drive: _STATES.index(drive["state"])),
+    ("forebay_drive_total_bytes", "Size of the drive's filesystem.", lambda drive: drive["total_bytes"]),
+    ("forebay_drive_free_bytes", "What new data may still take.", lambda drive: drive["free_bytes"]),
+    ("forebay_drive_missing_shards", "Shards known to be missing or damaged.", lambda drive: drive["missing_shards"]),
+)
+_HEAL_GAUGES = (
+    ("forebay_heal_running", "Whether shards are being rebuilt.", "running"),
+    ("forebay_heal_failed_blobs", "Blobs that the last pass could not rebuild.", "failed"),
+)
+_SCRUB_GAUGES = (
+    ("forebay_scrub_running", "Whether a scrub is under way.", "running"),
+    ("forebay_scrub_bad_blocks", "Damaged or missing blocks that the last scrub found.", "blocks_bad"),
+    ("forebay_scrub_bad_records", "Damaged index records that the last scrub found.", "records_bad"),
+    ("forebay_scrub_finished_seconds", "When the last scrub ended, Unix time.", "finished_s"),
+)
+
 Ask = Callable[[str, Any], Awaitable[Any]]
 Identify = Callable[[Request], tuple[Identity | None, Verified]]
 
@@ -56,20 +74,22 @@ class Admin:
             ready = self._services.engine.ready()
             return _json({"status": "ready" if ready else "not ready"}, 200 if ready else 503)
         if path == "metrics":
-            return Response(200, TEXT, render(self._run_dir, self._gauges()).encode())
+            return self._metrics()
         raise StoreError("NoSuchKey", f"There is nothing at /forebay/{path}.")
 
-    def _gauges(self) -> list[Gauge]:
-        engine = self._services.engine
-        states = [
-            ({"set": str(each.index), "position": str(position)}, float(each.shared.state(each.index, position)))
-            for each in engine.sets
-            for position in range(engine.geometry.drives)
+    async def _metrics(self) -> Response:
+        try:
+            drives = (await self._ask("GET drives", {}))["drives"]
+            heal, scrub = await self._ask("GET heal", {}), await self._ask("GET scrub", {})
+        except ConnectionError as error:
+            raise StoreError("ServiceUnavailable", "The server is stopping.") from error
+        gauges = [
+            Gauge("forebay_ready", "Whether a write would succeed now.", [({}, float(self._services.engine.ready()))]),
+            *(_drive_gauge(name, text, drives, value) for name, text, value in _DRIVE_GAUGES),
+            *(Gauge(name, text, [({}, float(heal[field]))]) for name, text, field in _HEAL_GAUGES),
+            *(Gauge(name, text, [({}, float(scrub[field]))]) for name, text, field in _SCRUB_GAUGES),
         ]
-        return [
-            Gauge("forebay_ready", "Whether a write would succeed now.", [({}, float(engine.ready()))]),
-            Gauge("forebay_drive_state", "0 offline, 1 stale, 2 syncing, 3 current.", states),
-        ]
+        return Response(200, TEXT, render(self._run_dir, gauges).encode())
 
     def _admin(self, exchange: Exchange, request: Request, subject: str) -> Answer:
         identity, verified = self._identify(request)
@@ -95,6 +115,10 @@ class Admin:
             return _json(await self._ask(f"{request.method} {subject}", data))
         except ConnectionError as error:
             raise StoreError("ServiceUnavailable", "The server is stopping.") from error
+
+
+def _drive_gauge(name: str, text: str, drives: list[dict[str, Any]], value: Callable[[dict[str, Any]], float]) -> Gauge:
+    return Gauge(name, text, [({"set": str(each["set"]), "position": str(each["position"])}, float(value(each))) for each in drives])
 
 
 def _json(value: Any, status: int = 200) -> Response:

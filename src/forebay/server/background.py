@@ -8,9 +8,11 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
+
 from forebay._version import __version__
 from forebay.engine.engine import Engine
-from forebay.engine.erasure_set import ErasureSet
+from forebay.engine.keeper import Keeper
 from forebay.engine.opening import Layout, open_engine
 from forebay.engine.shared import SharedState
 from forebay.errors import DriveError, StoreError
@@ -20,7 +22,7 @@ ENGINE_ARENA_BYTES = 64 << 20  # healing and scrubbing move a few stripes at a t
 
 
 class Background:
-    """Owns the supervisor's engine. Methods may block; they are called from threads."""
+    """Owns the supervisor's engine and its keeper. Methods may block; they are called from threads."""
 
     def __init__(self, config: Config, layout: Layout, shared: SharedState, pids: Callable[[], set[int]]) -> None:
         self._config = config
@@ -28,19 +30,27 @@ class Background:
         self._pids = pids
         self._started_s = time.time()
         self.engine: Engine = open_engine(layout, shared, arena_bytes=ENGINE_ARENA_BYTES)
+        self._keeper = Keeper(self.engine, layout, alive_pids=pids)
         self._answers: dict[str, Callable[[dict[str, Any]], Any]] = {
             "GET cluster": self._cluster,
             "GET topology": self._topology,
             "GET node": self._node,
             "GET drives": self._drives,
+            "POST drives/replace": self._replace,
+            "GET heal": lambda _: self._keeper.heal_status(),
+            "POST heal": lambda _: self._keeper.start_heal(),
+            "GET scrub": lambda _: self._keeper.scrub_status(),
+            "POST scrub": lambda _: self._keeper.start_scrub(),
         }
 
     def start(self) -> None:
         """Begin the background work."""
         self.collect_staging()
+        self._keeper.start()
 
     def close(self) -> None:
         """End it and let go of the drives."""
+        self._keeper.close()
         self.engine.close()
 
     def collect_staging(self) -> None:
@@ -54,14 +64,15 @@ class Background:
                     erasure_set.take_out(position, error)
 
     def answer(self, question: str, data: dict[str, Any]) -> Any:
-        """Answer the admin API. Raises StoreError."""
+        """Answer the admin API, with what JSON can hold. Raises StoreError."""
         found = self._answers.get(question)
         if found is None:
             known = ", ".join(sorted(self._answers))
             raise StoreError("NoSuchKey", f"There is no admin call {question!r}; there are: {known}.")
-        return found(data)
+        return msgspec.to_builtins(found(data))
 
     def _cluster(self, data: dict[str, Any]) -> dict[str, Any]:
+        geometry = self.engine.geometry
         return {
             "deployment": self._layout.deployment,
             "version": __version__,
@@ -69,23 +80,24 @@ class Background:
             "ready": self.engine.ready(),
             "nodes": 1,
             "sets": len(self.engine.sets),
-            "drives_per_set": self.engine.geometry.drives,
-            "parity": self.engine.geometry.parity,
-            "write_quorum": self.engine.geometry.write_quorum,
-            "drives": self._drives(data)["drives"],
+            "drives_per_set": geometry.drives,
+            "parity": geometry.parity,
+            "write_quorum": geometry.write_quorum,
+            "drives": self._keeper.drives(),
         }
 
     def _topology(self, data: dict[str, Any]) -> dict[str, Any]:
+        drives = self._keeper.drives()
         return {
             "deployment": self._layout.deployment,
             "nodes": [{"id": self._config.self_id, "address": self._config.s3_addr}],
             "sets": [
                 {
-                    "index": erasure_set.index,
-                    "published": erasure_set.shared.published(erasure_set.index),
-                    "drives": [self._drive(erasure_set, position) for position in range(erasure_set.geometry.drives)],
+                    "index": each.index,
+                    "published": each.shared.published(each.index),
+                    "drives": [drive for drive in drives if drive.set == each.index],
                 }
-                for erasure_set in self.engine.sets
+                for each in self.engine.sets
             ],
         }
 
@@ -104,29 +116,18 @@ class Background:
         }
 
     def _drives(self, data: dict[str, Any]) -> dict[str, Any]:
-        return {
-            "drives": [
-                self._drive(erasure_set, position) for erasure_set in self.engine.sets for position in range(erasure_set.geometry.drives)
-            ]
-        }
+        return {"drives": self._keeper.drives()}
 
-    def _drive(self, erasure_set: ErasureSet, position: int) -> dict[str, Any]:
-        shown: dict[str, Any] = {
-            "set": erasure_set.index,
-            "position": position,
-            "path": self._layout.paths[erasure_set.index][position],
-            "state": erasure_set.shared.state(erasure_set.index, position).name.lower(),
-        }
-        drive = erasure_set.drive(position)
-        if drive is not None:
-            try:
-                space = drive.space()
-                shown |= {
-                    "drive_id": drive.identity.drive_id,
-                    "sequence": drive.seq(),
-                    "total_bytes": space.total_bytes,
-                    "free_bytes": space.free_bytes,
-                }
-            except DriveError as error:
-                shown["error"] = str(error)
-        return shown
+    def _replace(self, data: dict[str, Any]) -> Any:
+        try:
+            place = msgspec.convert(data, _Place)
+        except msgspec.ValidationError as error:
+            raise StoreError("InvalidArgument", f"Name the drive by set and position: {error}") from error
+        return self._keeper.replace(place.set, place.position)
+
+
+class _Place(msgspec.Struct, forbid_unknown_fields=True):
+    """Where a drive belongs."""
+
+    set: int
+    position: int
