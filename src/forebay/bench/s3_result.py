@@ -99,7 +99,7 @@ def report_of(result: S3Result) -> Report:
     above = above_limit([each.title for each in measured if not each.is_small and (each.ratio or 0) > ABOVE_RATIO])
     sections = [
         Section("Results", _how_to_read(result), [_table(measured), *_rate_bars(transfers)]),
-        Section("Latency", [], [_latency_bars(measured)]),
+        Section("Latency", [], _latency_bars(measured)),
         Section("Over time", ["The first reading of each, 0.1 s a step. A cliff is a cache that filled up."], _timelines(transfers)),
         Section("Where the CPU time goes", [_CPU_TEXT], [_cpu_table(measured)]),
     ]
@@ -215,13 +215,17 @@ def _bar(each: Measurement, scale: float, text: str) -> Bar:
     return Bar(each.title, each.bytes_per_s * scale, text, min(values), max(values))
 
 
-def _latency_bars(measured: list[Measurement]) -> Bars:
-    bars = []
-    for each in measured:
-        middle = _middle(each)
-        label = f"{show_seconds(middle.latency_p50_s)} · p99 {show_seconds(middle.latency_p99_s)}"
-        bars.append(Bar(each.title, middle.latency_p50_s * 1e3, label, middle.latency_p50_s * 1e3, middle.latency_p99_s * 1e3))
-    return Bars("Median latency, ms; the whisker ends at p99", bars)
+def _latency_bars(measured: list[Measurement]) -> list[Bars]:
+    """Small and large apart: on one scale the small ones would be invisible."""
+    groups = [("small requests and listings", [each for each in measured if each.is_small]),
+              ("large objects", [each for each in measured if not each.is_small])]  # fmt: skip
+    return [Bars(f"Median latency of {name}, ms; the whisker ends at p99", [*map(_latency_bar, group)]) for name, group in groups if group]
+
+
+def _latency_bar(each: Measurement) -> Bar:
+    middle = _middle(each)
+    label = f"{show_seconds(middle.latency_p50_s)} · p99 {show_seconds(middle.latency_p99_s)}"
+    return Bar(each.title, middle.latency_p50_s * 1e3, label, middle.latency_p50_s * 1e3, middle.latency_p99_s * 1e3)
 
 
 def _timelines(measured: list[Measurement]) -> list[Lines]:
