@@ -104,6 +104,7 @@ class _Cut(Exception):
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
     s3: FakeS3
 
     def log_message(self, *_: object) -> None:

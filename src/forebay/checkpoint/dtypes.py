@@ -1,8 +1,8 @@
 """Logical dtypes: their names in the manifest, what NumPy calls them, and how a safetensors file holds them.
 
-Names are NumPy's and ml_dtypes' (`float32`, `bfloat16`, `float8_e4m3fn`, `int4`). Two are torch's alone: `complex32`
-and `float4_e2m1fn_x2`. Other NumPy dtypes (dates, fixed-size strings, big-endian numbers) are `numpy:` and their `str`.
-A dtype that safetensors lacks is stored as `U8`, its item as one more axis if that is wider than a byte. Sub-byte
+Names are NumPy's and ml_dtypes' (`float32`, `bfloat16`, `float8_e4m3fn`, `int4`). Torch's alone is
+`float4_e2m1fn_x2` (and `complex32`, until ml_dtypes 0.6). Other NumPy dtypes (dates, fixed-size strings, big-endian numbers) are `numpy:`
+and their `str`. A dtype that safetensors lacks is stored as `U8`, its item as one more axis if that is wider than a byte. Sub-byte
 types take one byte an element, as ml_dtypes holds them, except `float4_e2m1fn_x2`, two of which torch packs into one.
 """
 
@@ -32,12 +32,12 @@ _ML: dict[str, np.dtype[Any]] = {
     for name in (
         "bfloat16", "float8_e3m4", "float8_e4m3", "float8_e4m3b11fnuz", "float8_e4m3fn", "float8_e4m3fnuz",
         "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu", "float6_e2m3fn", "float6_e3m2fn", "float4_e2m1fn", "int1",
-        "uint1", "int2", "uint2", "int4", "uint4",
+        "uint1", "int2", "uint2", "int4", "uint4", "complex32", "bcomplex32",
     )
     if hasattr(ml_dtypes, name)
 }  # fmt: skip
 TORCH_ONLY = {"complex32": 4, "bcomplex32": 4, "float4_e2m1fn_x2": 1}
-"""Logical dtypes that only torch has, and their size."""
+"""Logical dtypes that only torch has (the first two also newer versions of ml_dtypes), and their size."""
 _NUMPY_KINDS = "iufcbmMSUV"
 
 

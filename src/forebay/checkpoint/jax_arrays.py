@@ -53,7 +53,8 @@ class JaxSource:
         self.sharding = str(array.sharding)
         self.holders = _holders(path, array, ranks)
         self.identity: Hashable = ("jax", id(array))
-        self._shards = [(box_of(s.index, self.shape), s.data) for s in array.addressable_shards]
+        # One shard of each box: replicas on other devices are the same.
+        self._shards = list({box_of(s.index, self.shape): s.data for s in array.addressable_shards}.items())
         self.settled = all(s.device.platform == "cpu" for s in array.addressable_shards)
         self._parts = [(box, np.asarray(data)) for box, data in self._shards] if self.settled else []
         self._array = array

@@ -15,6 +15,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from types import EllipsisType
 from typing import NamedTuple
 
 REPLICA_SLICE_BYTES_MIN = 16 * 2**20
@@ -50,9 +51,9 @@ class Box(NamedTuple):
         inside = zip(self.start, other.start, other.stop, self.stop, strict=True)
         return all(a <= b and c <= d for a, b, c, d in inside)
 
-    def within(self, origin: Sequence[int]) -> tuple[slice, ...]:
-        """Slices that select it in an array whose first element is at `origin`."""
-        return tuple(slice(a - o, a - o + n) for a, n, o in zip(self.start, self.shape, origin, strict=True))
+    def within(self, origin: Sequence[int]) -> tuple[slice | EllipsisType, ...]:
+        """The index that selects it in an array whose first element is at `origin`; with `...`, so that one element stays an array."""
+        return (*(slice(a - o, a - o + n) for a, n, o in zip(self.start, self.shape, origin, strict=True)), ...)
 
 
 def whole(shape: Sequence[int]) -> Box:

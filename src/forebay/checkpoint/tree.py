@@ -10,9 +10,10 @@ looked at only if the program imported them.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import sys
-from collections import Counter, OrderedDict
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -23,8 +24,15 @@ Rebuild = Callable[[Iterator[Any]], Any]
 """Takes the leaves in flattening order, returns the object."""
 EncodeLeaf = Callable[[Path, Any], Node]
 
-_DICT_TYPES: dict[str, type[dict[Any, Any]]] = {"dict": dict, "OrderedDict": OrderedDict, "Counter": Counter}
-_DICT_NAMES = {cls: name for name, cls in _DICT_TYPES.items()}
+_FACTORIES: dict[str, Any] = {"none": None, "list": list, "dict": dict, "set": set, "int": int, "float": float, "str": str}
+_DICTS: dict[str, Callable[[], Any]] = {
+    "dict": dict,
+    "OrderedDict": OrderedDict,
+    "Counter": Counter,
+    **{f"defaultdict {name}": functools.partial(defaultdict, factory) for name, factory in _FACTORIES.items()},
+}
+"""How to make each kind of dict that comes back as it was, empty."""
+_DICT_CLASSES = (dict, OrderedDict, Counter, defaultdict)
 
 
 def flatten(tree: Any, encode_leaf: EncodeLeaf, *, stateful_leaves: bool = False) -> tuple[Node, Rebuild]:
@@ -63,7 +71,7 @@ _Split = tuple[Iterable[Key], Iterable[Any], Callable[[tuple[Node, ...]], Node],
 def _split(path: Path, obj: Any) -> _Split | None:
     """A container's keys, children, record and inverse; None for a leaf."""
     cls = type(obj)
-    if cls in _DICT_NAMES:
+    if cls in _DICT_CLASSES:
         return _split_dict(path, obj)
     if cls is list or cls is tuple:
         return range(len(obj)), obj, lambda nodes: Sequence(nodes, cls.__name__), cls
@@ -82,14 +90,25 @@ def is_array_like(obj: Any) -> bool:
 def _split_dict(path: Path, obj: dict[Any, Any]) -> _Split:
     user_keys = list(obj)
     keys = tuple(encode_key(path, key) for key in user_keys)
-    cls = type(obj)
+    name = type(obj).__name__
+    if isinstance(obj, defaultdict):
+        known = [n for n, factory in _FACTORIES.items() if factory is obj.default_factory]
+        if not known:
+            raise LeafRefused(path_text(path), f"a defaultdict of {obj.default_factory!r} would not come back; convert it to a dict")
+        name = f"defaultdict {known[0]}"
 
     def rebuild(children: list[Any]) -> Any:
-        rebuilt = cls()
-        rebuilt.update(zip(user_keys, children, strict=True))
-        return rebuilt
+        return fill_dict(name, zip(user_keys, children, strict=True))
 
-    return keys, obj.values(), lambda nodes: Mapping(keys, nodes, _DICT_NAMES[cls]), rebuild
+    return keys, obj.values(), lambda nodes: Mapping(keys, nodes, name), rebuild
+
+
+def fill_dict(kind: str, items: Iterable[tuple[Any, Any]]) -> Any:
+    """A dict of a kind in `Mapping.type`, with its items in order."""
+    filled = _DICTS.get(kind, dict)()
+    for key, value in items:
+        filled[key] = value  # `Counter.update` would add
+    return filled
 
 
 def _split_fields(kind: str, obj: Any, keys: Iterable[Key], children: list[Any], rebuild: Callable[[list[Any]], Any]) -> _Split:
@@ -136,7 +155,7 @@ def _split_stateful(obj: Any) -> _Split | None:
     if not _has_state(obj):
         return None
     state = obj.state_dict()
-    if type(state) not in _DICT_NAMES:
+    if type(state) not in _DICT_CLASSES:
         state = dict(state)
 
     def rebuild(children: list[Any]) -> Any:
@@ -233,6 +252,4 @@ def rebuild_plain(node: Node, leaves: Iterator[Any]) -> Any:
     if isinstance(node, Fields) and node.kind == "pytree" and node.keys == tuple(range(len(children))):
         return children
     keys = [decode_key(key) for key in node.keys]
-    rebuilt = _DICT_TYPES.get(node.type, dict)() if isinstance(node, Mapping) else {}
-    rebuilt.update(zip(keys, children, strict=True))
-    return rebuilt
+    return fill_dict(node.type if isinstance(node, Mapping) else "dict", zip(keys, children, strict=True))

@@ -101,7 +101,7 @@ class Folder:
 
     def child(self, prefix: str) -> Folder:
         """See `Location`."""
-        return Folder(self._root / join_prefix(prefix), self._top) if join_prefix(prefix) else self
+        return type(self)(self._root / join_prefix(prefix), self._top) if join_prefix(prefix) else self
 
     def put(self, key: str, data: Buffer, condition: Condition = None) -> str:
         """See `Location`."""

@@ -54,7 +54,7 @@ class S3:
 
     def child(self, prefix: str) -> S3:
         """See `Location`."""
-        return S3(self._bucket, join_prefix(self._prefix, prefix))
+        return type(self)(self._bucket, join_prefix(self._prefix, prefix))
 
     def put(self, key: str, data: Buffer, condition: Condition = None) -> str:
         """See `Location`."""
