@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from fractions import Fraction
 from pathlib import Path
@@ -27,6 +31,7 @@ from forebay.bench.mlperf_clients import S3_CLIENTS as S3_CLIENT_MAKERS
 from forebay.bench.mlperf_plan import MODELS, Workload
 from forebay.bench.mlperf_result import MlperfResult
 from forebay.bench.page import render_page
+from forebay.bench.proctree import tree_of
 from forebay.bench.result import read_json, write_json
 from forebay.bench.s3 import S3Options, run_s3
 from forebay.bench.s3_result import Measurement, Reading, S3Result
@@ -284,6 +289,31 @@ def test_what_is_wrong_is_said(arguments: list[str], words: str, monkeypatch: py
     assert answer.exit_code in (1, 2)
     assert words in " ".join(answer.output.split())
     assert "Traceback" not in answer.output
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_an_interrupted_run_leaves_neither_server_nor_folders(number: signal.Signals, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "forebay.cli", "bench", "s3", "--drives", "2", "--dir", str(tmp_path), "--ops", "put"]
+    process = subprocess.Popen([*command, "--seconds", "60"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        while not list(tmp_path.glob("*/drive1/forebay.json")):
+            assert process.poll() is None, "it ended before its store was there"
+            time.sleep(0.05)
+        servers = tree_of({process.pid}) - {process.pid}
+        process.send_signal(number)
+        assert process.wait(timeout=60) != 0
+    finally:
+        process.kill()
+        process.wait()
+    assert list(tmp_path.iterdir()) == []
+    assert servers and not any(map(is_running, servers))
 
 
 def test_endpoints_are_asked_with_given_keys(store: Store) -> None:

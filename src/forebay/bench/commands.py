@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import signal
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -303,12 +305,18 @@ def _store(
 
 @contextmanager
 def _reported_failures() -> Iterator[None]:
-    """A failed benchmark is one clear message and exit code 1, not a traceback."""
+    """A failed benchmark is one clear message and exit code 1, not a traceback.
+
+    SIGTERM unwinds like an interrupt, so that a store that was started for the run ends and its folders go.
+    """
+    before = signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
     try:
         yield
     except BenchmarkFailed as error:
         Console(stderr=True).print(Text("benchmark failed: ", style="bold red").append(str(error), style="default"), soft_wrap=True)
         raise typer.Exit(1) from error
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _deliver(result: msgspec.Struct, report: Report, json: Path | None, html: Path | None) -> None:
