@@ -109,7 +109,7 @@ def report_of(result: S3Result) -> Report:
     return Report(
         title="S3 benchmark",
         subtitle=f"{result.store.endpoint}, geometry {result.store.geometry}, {result.head.started_at}",
-        tiles=[_tile(each) for each in measured],
+        tiles=[*(_tile(each) for each in measured), *_listing_tiles(measured)],
         sections=[section for section in sections if section.items],
         warnings=[*result.notes, *([above] if above else [])],
     )
@@ -139,11 +139,24 @@ def _tile(each: Measurement) -> Tile:
     value = f"{each.operations_per_s:,.0f}/s" if each.is_small or each.operation == "list" else show_rate(each.bytes_per_s)
     clients = f"{each.connections} client{'s' if each.connections != 1 else ''}"
     if each.operation == "list":
-        page_s = median_of([reading.latency_p50_s for reading in each.readings])
-        return Tile(each.title, show_seconds(page_s), f"median, pages of 1,000 keys, {clients}")
+        return Tile(each.title, show_seconds(_page_s(each)), f"median, pages of 1,000 keys, {clients}")
     if each.ratio is not None and not each.is_small:
         return Tile(each.title, f"{each.ratio:.0%} of the limit", f"{value}, {clients}")
     return Tile(each.title, value, clients)
+
+
+def _listing_tiles(measured: list[Measurement]) -> list[Tile]:
+    """How much longer a page takes in the largest bucket than in the smallest."""
+    lists = sorted((each for each in measured if each.operation == "list"), key=lambda each: each.objects)
+    if len(lists) < 2:
+        return []
+    few, many = lists[0], lists[-1]
+    ratio = _page_s(many) / _page_s(few)
+    return [Tile(f"a page of {many.objects:,} keys", f"{ratio:.2f} times", f"as long as one of {few.objects:,} keys")]
+
+
+def _page_s(each: Measurement) -> float:
+    return median_of([reading.latency_p50_s for reading in each.readings])
 
 
 def _middle(each: Measurement) -> Reading:
