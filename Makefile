@@ -41,7 +41,7 @@ $(VENV)/.demo: pyproject.toml | $(BIN)/pip
 
 $(VENV)/.test: pyproject.toml | $(BIN)/pip
 	@echo "Installing the tests' programs and frameworks into $(VENV): minutes the first time, and about 8 GB of disk"
-	$(BIN)/pip install --quiet --editable '.[dev,clients,frameworks]'
+	$(BIN)/pip install --quiet --editable '.[dev,clients,frameworks,bench]'
 	@touch $@ $(VENV)/.demo
 
 # Debian and Ubuntu keep the venv module in a package of its own; it is installed only where it is missing.
