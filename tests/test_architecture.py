@@ -30,6 +30,10 @@ ROOMS: dict[str, set[str]] = {
     "locations": LEAVES | KERNELS,
     "checkpoint": LEAVES | KERNELS | {"locations"},
     "forebay": LEAVES | {"checkpoint"},
+    "torch": LEAVES | {"checkpoint"},  # public faces for programs that use these
+    "lightning": LEAVES | {"checkpoint"},
+    "transformers": LEAVES | {"checkpoint"},
+    "levanter": LEAVES | {"checkpoint"},
     "bench": LEAVES | KERNELS | {"forebay", "checkpoint", "locations", "s3"},  # measures the store over the wire, as any client
     "cli": LEAVES | {"forebay", "checkpoint", "locations", "bench", "server", "s3"},
 }

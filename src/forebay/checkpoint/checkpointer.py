@@ -124,17 +124,20 @@ class Checkpointer:
 
     # --- saving
 
-    def maybe_save(self, step: int, state: Any, metrics: dict[str, Any] | None = None) -> PendingSave | None:
+    def maybe_save(
+        self, step: int, state: Any = None, metrics: dict[str, Any] | None = None, *, make_state: Callable[[], Any] | None = None
+    ) -> PendingSave | None:
         """Collective. Save if it is due, requested, or the end was announced; returns when `state` may be changed again.
 
-        `metrics` are numbers to keep with the checkpoint, for `Keep(best=…)`. Step 0 and a step saved already are not saved
-        again; a temporary checkpoint of a step that turns out to be wanted is made permanent. Raises what went wrong
-        with earlier saves, and `SystemExit` when the process was told to end.
+        `make_state` gives the state, where putting it together costs something, and is called only to save. `metrics` are
+        numbers to keep with the checkpoint, for `Keep(best=…)`. Step 0 and a step saved already are not saved again; a
+        temporary checkpoint of a step that turns out to be wanted is made permanent. Raises what went wrong with earlier
+        saves, and `SystemExit` when the process was told to end.
         """
         decision = self._decide(step)
         pending = None
         if decision.why:
-            pending = self._save(decision, state, metrics, repeat=False)
+            pending = self._save(decision, make_state or (lambda: state), metrics, repeat=False)
         elif step == 0:
             self._last_save_s = self._clock()
         self._raise_failures()
@@ -147,7 +150,7 @@ class Checkpointer:
         at the same step is replaced. `wait()` on the result to have it durable.
         """
         self._agree_on(step)
-        pending = self._save(_Decision(step, "forced", temporary), state, metrics, repeat=True)
+        pending = self._save(_Decision(step, "forced", temporary), lambda: state, metrics, repeat=True)
         assert pending is not None
         self._raise_failures()
         return pending
@@ -287,7 +290,9 @@ class Checkpointer:
 
     # --- carrying out
 
-    def _save(self, decision: _Decision, state: Any, metrics: dict[str, Any] | None, *, repeat: bool) -> PendingSave | None:
+    def _save(
+        self, decision: _Decision, make_state: Callable[[], Any], metrics: dict[str, Any] | None, *, repeat: bool
+    ) -> PendingSave | None:
         step, temporary = decision.step, decision.temporary
         mine = self._last is not None and self._last[0] == step
         if mine and not repeat and self.temporary_location is self.location:
@@ -297,7 +302,7 @@ class Checkpointer:
         self._make_room()
         numbers = {name: float(value) for name, value in (metrics or {}).items()}
         pending = start_save(
-            home.child(catalog.step_name(step)), state, step=step, group=self.group,
+            home.child(catalog.step_name(step)), make_state(), step=step, group=self.group,
             metadata=facts(self.location, decision.why, numbers), temporary=temporary, base=self._base,
             overwrite=self.overwrite or (mine and repeat), options=self.save_options, staging=self._staging,
             latest=self.location if home is self.location else None,

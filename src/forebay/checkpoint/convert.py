@@ -10,21 +10,20 @@ import json
 import math
 import warnings
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from urllib.parse import urlsplit
 
 from forebay.checkpoint import dtypes
+from forebay.checkpoint.files import write_plan
 from forebay.checkpoint.handle import Checkpoint
 from forebay.checkpoint.layout import whole
 from forebay.checkpoint.leaves import decode_value
 from forebay.checkpoint.manifest import Array, ArrayEntry, Value, path_text
 from forebay.checkpoint.plan import ArraySpec, Plan, PlannedFile, make_plan
 from forebay.checkpoint.read import LoadOptions, load_tree
-from forebay.checkpoint.stage import Part, Stager, Staging, parts_of
 from forebay.checkpoint.stored import StoredLeaf, StoredSource
 from forebay.checkpoint.tree import rebuild_plain
-from forebay.checkpoint.write import Saved, SaveOptions, part_bytes_for, start_save
+from forebay.checkpoint.write import Saved, SaveOptions, start_save
 from forebay.errors import CheckpointExists, ConfigError, FormatUnknown
 from forebay.locations import Location
 
@@ -32,7 +31,6 @@ FORMATS = ("forebay", "safetensors", "orbax", "dcp")
 SHARD_BYTES = 5 * 2**30
 """Hugging Face's size of a file."""
 INDEX_KEY = "model.safetensors.index.json"
-THREADS = 4
 Progress = Callable[[int], None]
 
 
@@ -112,25 +110,7 @@ def _write_shard(source: Checkpoint, target: Location, key: str, shard: list[int
     entries = [source.manifest.arrays[index] for index in shard]
     specs = [ArraySpec(entry.name, entry.dtype, entry.shape, ((whole(entry.shape),),)) for entry in entries]
     plan = _one_file(make_plan(specs, 1, source.manifest.attempt or "converted"), key)
-    stager = Stager(plan, sources)
-    size_bytes = plan.files[0].size_bytes
-    part_bytes = part_bytes_for(target.part_bytes, size_bytes, False)
-    upload = target.upload(key, size_bytes, part_bytes)
-    arena = Staging(part_bytes * THREADS).arena(part_bytes, THREADS)
-
-    def write(part: Part) -> None:
-        with arena.acquire() as slot:
-            stager.fill(part, slot)
-            upload.write_part(part.index, [slot.view[: part.size_bytes]])
-        done(part.size_bytes)
-
-    try:
-        with ThreadPoolExecutor(THREADS, "forebay-convert") as pool:
-            list(pool.map(write, parts_of(plan, 0, part_bytes)))
-        upload.complete()
-    except BaseException:
-        upload.abort()
-        raise
+    write_plan(target, plan, sources, done=done)
 
 
 def _one_file(plan: Plan, key: str) -> Plan:

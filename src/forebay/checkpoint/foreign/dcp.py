@@ -69,10 +69,10 @@ def open_dcp(location: Location, step: int | None) -> tuple[Location, Manifest]:
             arrays.append(reader.array(name, described))
         else:
             leaves.append((path, reader.value(name)))
-    return chunked(location.url, "torch.distributed.checkpoint", nest(_with_integer_keys(leaves)), arrays, step)
+    return chunked(location.url, "torch.distributed.checkpoint", nest(with_integer_keys(leaves)), arrays, step)
 
 
-def _with_integer_keys(leaves: list[tuple[Path, Node]]) -> Iterator[tuple[Path, Node]]:
+def with_integer_keys(leaves: list[tuple[Path, Node]]) -> Iterator[tuple[Path, Node]]:
     """DCP turns the integer keys of an optimizer's `state` into text; beside `param_groups` they are turned back."""
     optimizers = {path[: path.index("param_groups")] for path, _ in leaves if "param_groups" in path}
 

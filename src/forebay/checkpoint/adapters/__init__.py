@@ -1,0 +1,1 @@
+"""Forebay behind the interfaces of other programs: torch DCP, Lightning, Hugging Face's Trainer, Levanter."""
