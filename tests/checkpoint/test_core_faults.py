@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from fake_s3 import FakeS3, Fault
+from sharded_ranks import Ranks, Sharded, columns, know_sharded, rows
 
 import forebay
 from forebay.checkpoint import catalog
@@ -266,53 +265,6 @@ def test_sweep_removes_what_lost_and_spares_what_lives(tmp_path: Path) -> None:
     assert value_of(run) == 1 and catalog.sweep(run, older_than_s=-1) == []
 
 
-class Ranks:
-    """Several ranks of one group in threads."""
-
-    def __init__(self, size: int) -> None:
-        self.size = size
-        self.gone: dict[int, str] = {}
-        self._barrier = threading.Barrier(size)
-        self._payload: bytes | None = None
-
-    def rank(self, rank: int) -> Any:
-        ranks = self
-
-        class Rank:
-            size = ranks.size
-
-            def broadcast(self, payload: bytes | None, timeout_s: float) -> bytes:
-                if rank == 0:
-                    ranks._payload = payload
-                ranks._barrier.wait(timeout_s)
-                assert ranks._payload is not None
-                return ranks._payload
-
-            def check_peers(self) -> None:
-                for gone, why in ranks.gone.items():
-                    raise SaveFailed(gone, why)
-
-        made = Rank()
-        made.rank = rank  # type: ignore[attr-defined]
-        return made
-
-    def run(self, work: Callable[[Any], Any]) -> list[Any]:
-        results: list[Any] = [None] * self.size
-
-        def one(rank: int) -> None:
-            try:
-                results[rank] = work(self.rank(rank))
-            except BaseException as error:
-                results[rank] = error
-
-        threads = [threading.Thread(target=one, args=(rank,)) for rank in range(self.size)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(60)
-        return results
-
-
 def big_tree() -> dict[str, Any]:
     rng = np.random.default_rng(0)
     return {"w": rng.standard_normal((4096, 2048)), **{f"b{i}": rng.standard_normal(1000 + i) for i in range(9)}, "n": 3}
@@ -328,6 +280,36 @@ def test_ranks_share_the_work_and_all_end_alike(tmp_path: Path) -> None:
     loaded = Ranks(2).run(lambda group: forebay.load(run, group=group))
     for result in loaded:
         assert all(np.array_equal(result[k], state[k]) for k in state)
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4, 7])
+def test_uneven_shards_over_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ranks: int) -> None:
+    """Rows, columns, replicated shards and shards larger than a block; loaded by another number of ranks; and seen by TensorStore."""
+    know_sharded(monkeypatch)
+    rng = np.random.default_rng(ranks)
+    arrays = {
+        "r": rng.standard_normal((10, 6)),
+        "c": rng.standard_normal((5, 50)),
+        "v": rng.standard_normal(5),
+        "m": rng.standard_normal((2050, 1500)),
+    }
+    state = {
+        "r": Sharded(arrays["r"], rows((10, 6), ranks)), "c": Sharded(arrays["c"], columns((5, 50), ranks)),
+        "v": Sharded(arrays["v"], rows((5,), ranks)), "m": Sharded(arrays["m"], columns((2050, 1500), ranks)),
+        "pairs": Sharded(arrays["r"], [held for held in rows((10, 6), -(-ranks // 2)) for _ in "ab"][:ranks]), "whole": arrays["v"],
+    }  # fmt: skip
+    run = open_location(tmp_path / "run")
+    saved = Ranks(ranks).run(lambda group: forebay.save(state, run, step=1, group=group))
+    assert all(isinstance(result, forebay.Saved) for result in saved), saved
+    wanted = {**arrays, "pairs": arrays["r"], "whole": arrays["v"]}
+    loaded = forebay.load(run)
+    assert all(np.array_equal(loaded[k], wanted[k]) for k in wanted)
+    opened = forebay.open(run)
+    assert np.array_equal(opened["m"][777:1500, 100:1400], arrays["m"][777:1500, 100:1400])
+    ts = pytest.importorskip("tensorstore")
+    for key, array in wanted.items():
+        kvstore = {"driver": "ocdbt", "base": f"file://{tmp_path}/run/step-00000001/", "path": key}
+        assert np.array_equal(ts.open({"driver": "zarr3", "kvstore": kvstore}).result().read().result(), array), key
 
 
 def test_a_rank_that_fails_stops_the_others_with_its_error(tmp_path: Path) -> None:
