@@ -115,7 +115,7 @@ def test_drive_replace(fake: FakeServer, capsys: pytest.CaptureFixture[str]) -> 
     [
         (heal(), HEALTHY, 0, "nothing is left to heal"),
         (heal(running=True, blobs_total=5, bytes_total=5 << 20), FILLING, 1, "healing"),
-        (heal(drives_waiting=1), DEGRADED, 1, "waiting for drives that are offline"),
+        (heal(drives_waiting=1), DEGRADED, 1, "waiting for drives that are out"),
         (heal(failed=2), HEALTHY, 1, "2 blobs could not be rebuilt"),
         (heal(), FILLING, 1, "something is left to heal"),
     ],

@@ -4,46 +4,21 @@ from __future__ import annotations
 
 import os
 import random
-import signal
-import subprocess
-import sys
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from interop_store import ACCESS_KEY, MIB, SECRET_KEY, Programs, Store, free_port, wait_ready
+from interop_store import MIB, Programs
+
+from running_store import Store, running_store
 
 
 @pytest.fixture(scope="session")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
-    folder = tmp_path_factory.mktemp("store")
-    port = free_port()
-    drives = [str(folder / f"drive{number}") for number in range(1, 5)]
-    command = [sys.executable, "-m", "forebay.cli", "server", *drives, "--address", f"127.0.0.1:{port}", "--domain", "localhost"]
-    log = folder / "server.log"
-    with log.open("wb") as sink:
-        process = subprocess.Popen(
-            command,
-            env={**os.environ, "FOREBAY_ROOT_USER": ACCESS_KEY, "FOREBAY_ROOT_PASSWORD": SECRET_KEY},
-            stdin=subprocess.DEVNULL,
-            stdout=sink,
-            stderr=sink,
-        )
-    started = Store(port, process, log)
-    try:
-        wait_ready(started)
-        yield started
-    finally:
-        process.send_signal(signal.SIGTERM)
-        try:
-            code = process.wait(45)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-            raise
-    assert code == 0, log.read_text()
-    assert " ERROR " not in log.read_text(), log.read_text()
+    with running_store(tmp_path_factory.mktemp("store"), "--domain", "localhost") as running:
+        yield running
+    assert " ERROR " not in running.log.read_text(), running.log.read_text()
 
 
 @pytest.fixture

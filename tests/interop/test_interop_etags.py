@@ -8,7 +8,9 @@ import re
 from pathlib import Path
 
 import pytest
-from interop_store import Programs, Store
+from interop_store import Programs
+
+from running_store import Store
 
 MULTIPART_FORM = re.compile(r'"[0-9a-f]{32}-\d+"')
 COMPLAINTS = re.compile(r"warn|md5|etag|mismatch|differ|corrupt", re.IGNORECASE)

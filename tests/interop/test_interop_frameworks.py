@@ -8,7 +8,7 @@ import sys
 import textwrap
 from pathlib import Path
 
-from interop_store import Store
+from running_store import Store
 
 TENSORSTORE = """
     import numpy as np, os, tensorstore as ts

@@ -7,7 +7,9 @@ import urllib.request
 from pathlib import Path
 
 import pytest
-from interop_store import Programs, Store, read_tree, write_tree
+from interop_store import Programs, read_tree, write_tree
+
+from running_store import Store
 
 
 @pytest.fixture

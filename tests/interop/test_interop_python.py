@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import io
 import socket
@@ -20,8 +21,10 @@ import pyarrow.parquet
 import pytest
 import s3fs
 from botocore.exceptions import ClientError
-from interop_store import MIB, ODD_KEYS, Store
+from interop_store import MIB, ODD_KEYS
 from obstore.store import S3Store
+
+from running_store import Store
 
 CHECKSUMS = {
     "default-checksums": {},
@@ -86,7 +89,7 @@ def test_boto3_virtual_hosted(store: Store, bucket: str, small: bytes, monkeypat
         return resolve("127.0.0.1" if host.endswith(".localhost") else host, *rest, **named)
 
     monkeypatch.setattr(socket, "getaddrinfo", to_loopback)
-    by_name = Store(store.port, store.process, store.log, host="localhost")
+    by_name = dataclasses.replace(store, host="localhost")
     client = by_name.boto(s3={"addressing_style": "virtual"})
     hosts = []
     client.meta.events.register("before-send.s3.*", lambda request, **_: hosts.append(request.url.split("/")[2]))

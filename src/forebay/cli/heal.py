@@ -22,7 +22,7 @@ IDLE_S_MAX = 10.0  # without work begun while shards are missing: nothing more w
 def status(session: Session) -> None:
     """Show how healing goes.
 
-    Exit code 0: nothing is left to heal. 1: healing runs, waits for a drive, or could not rebuild something. So a script can wait:
+    Exit code 0: nothing is left to heal. 1: healing runs, waits for a drive, or could not rebuild something. So a script waits:
 
         until forebay heal status > /dev/null; do sleep 5; done
     """
@@ -51,12 +51,15 @@ def start(
 def _status(session: Session) -> dict[str, Any]:
     """The status with what the drives are known to lack."""
     drives = session.server.ask("drives")["drives"]
-    missing = sum(drive["missing_shards"] for drive in drives)
-    return session.server.ask("heal") | {"missing_shards": missing, "drives_filling": sum(drive["is_filling"] for drive in drives)}
+    return session.server.ask("heal") | {
+        "missing_shards": sum(drive["missing_shards"] for drive in drives),
+        "drives_filling": sum(drive["is_filling"] for drive in drives),
+        "drives_out": sum(drive["state"] != "current" for drive in drives),
+    }
 
 
 def _is_well(found: dict[str, Any]) -> bool:
-    return not any(found[name] for name in ("running", "drives_waiting", "failed", "missing_shards", "drives_filling"))
+    return not any(found[name] for name in ("running", "drives_waiting", "failed", "missing_shards", "drives_filling", "drives_out"))
 
 
 def _wait(session: Session) -> dict[str, Any]:
@@ -79,8 +82,8 @@ def _sentence(found: dict[str, Any]) -> str:
         return "healing"
     if found["failed"]:
         return f"{found['failed']} blobs could not be rebuilt: too few good shards are left; bring missing drives back"
-    if found["drives_waiting"]:
-        return "waiting for drives that are offline: bring them back, or `forebay drive replace` them"
+    if found["drives_out"]:
+        return "waiting for drives that are out: bring them back, or `forebay drive replace` them; `forebay drive list` says why"
     return "nothing is left to heal" if _is_well(found) else "something is left to heal"
 
 
@@ -90,7 +93,7 @@ def _print(found: dict[str, Any]) -> None:
         {
             "shards missing": found["missing_shards"],
             "drives being filled": found["drives_filling"],
-            "drives waiting": found["drives_waiting"],
+            "drives out": found["drives_out"],
             "blobs": f"{found['blobs_done']} of {found['blobs_total']}",
             "bytes": f"{shown_bytes(found['bytes_done'])} of {shown_bytes(found['bytes_total'])}",
             "not rebuilt": found["failed"],

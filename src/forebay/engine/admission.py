@@ -79,6 +79,8 @@ def replace(erasure_set: ErasureSet, layout: Layout, position: int) -> None:
         kind = classify_folder(path)
         if kind is FolderKind.OURS:
             raise StoreError("InvalidRequest", f"{path} holds a drive already. To give up what it holds, empty the folder first.")
+        if kind is FolderKind.FOREIGN:
+            raise StoreError("InvalidRequest", f"{path} is no folder, or holds something else. Empty it, or mount an empty disk there.")
         format_drive(layout, erasure_set.index, position)
         prove(erasure_set, position)
     except DriveMismatch as e:

@@ -32,6 +32,7 @@ from pathlib import Path
 import msgspec
 
 from forebay.drive import PEER_KEY_PREFIX, Drive, FolderKind, Identity, LocalDrive, classify_folder, filesystem_identity
+from forebay.drive.failures import Reporting
 from forebay.engine import keyspace, recovery
 from forebay.engine.committer import Notify, notify_directly
 from forebay.engine.engine import ARENA_BYTES, Engine
@@ -134,7 +135,8 @@ def _open(layout: Layout, set_index: int, position: int) -> Drive:
 def format_drive(layout: Layout, set_index: int, position: int, drive_id: str = "") -> None:
     """Make the folder at a position a fresh drive. Raises DriveMismatch if it holds anything."""
     path = layout.paths[set_index][position]
-    Path(path).mkdir(parents=True, exist_ok=True)
+    with Reporting(path, "make the folder"):
+        Path(path).mkdir(parents=True, exist_ok=True)
     identity = msgspec.structs.replace(
         layout.expected(set_index, position), drive_id=drive_id or uuid.uuid4().hex, device=filesystem_identity(path)
     )

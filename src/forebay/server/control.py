@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import logging
 import os
 import signal
 import socket
@@ -18,6 +19,8 @@ from typing import Any
 import msgspec
 
 from forebay.errors import StoreError
+
+_log = logging.getLogger("forebay.server")
 
 MESSAGE_BYTES_MAX = 4 << 20  # the report on hundreds of drives
 _PR_SET_PDEATHSIG = 1
@@ -119,6 +122,9 @@ class Channel:
             reply = Message(id=question.id, data=await self._answer(question.ask, question.data))
         except StoreError as error:
             reply = Message(id=question.id, error={"code": error.code, "message": error.message or error.code})
+        except Exception as error:  # the asker must not wait for ever
+            _log.exception("answering %r failed in an unforeseen way", question.ask)
+            reply = Message(id=question.id, error={"code": "InternalError", "message": f"{type(error).__name__}: {error}"})
         self._send(reply)
 
 
