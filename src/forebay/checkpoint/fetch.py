@@ -30,6 +30,8 @@ GAP_BYTES_MAX = 2**18
 """Two blocks are read by one request if no more than this lies between them: dropping it is faster than asking
 again.
 """
+DIRECT_BYTES_MIN = 2**18
+"""Smaller blocks are gathered through a slot: many of them come with one request, which is worth more than a copy saved."""
 BUDGET_SLOTS_MIN = 2
 
 
@@ -179,7 +181,7 @@ class _Plan:
 
     def _direct_place(self, block: _Block) -> tuple[int, Box, int] | None:
         """The target, box and byte offset in its memory where a block goes whole and in order; None if it does not."""
-        if len(block.uses) != 1:
+        if len(block.uses) != 1 or block.size_bytes < DIRECT_BYTES_MIN:
             return None
         use = block.uses[0]
         if self._direct_io and (block.offset % PAGE_BYTES or not self._wanted[use.wanted].target.page_aligned):
@@ -224,6 +226,8 @@ def _flat_index(shape: Sequence[int], index: Iterable[int]) -> int:
 
 def _blocks_touched(piece: Piece, common: Box, itemsize: int, window: int) -> list[int]:
     """The numbers of the piece's blocks that hold some of `common`."""
+    if len(piece.crcs) == 1:
+        return [0]
     axis = next((i for i in reversed(range(len(common.shape))) if common.shape[i] != piece.shape[i]), 0)
     while axis > 0 and math.prod(piece.shape[axis:]) * itemsize <= window:
         axis -= 1  # the gaps between runs are shorter than a block, so all blocks between are touched

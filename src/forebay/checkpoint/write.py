@@ -343,8 +343,11 @@ class _Save:
 
     def _write(self, part: Part, buffers: list[memoryview], crcs: list[BlockCrc]) -> None:
         state = self._files[part.file]
+        start_s = self.timeline.now_s()
         copied = self._reuse is not None and self._reuse.copy(state.upload, part, crcs)
-        if not copied:
+        if copied:
+            self.timeline.add("copy", self._plan.files[part.file].key, start_s, self.timeline.now_s() - start_s, part.size_bytes)
+        else:
             with self.timeline.span("upload", self._plan.files[part.file].key, part.size_bytes):
                 state.upload.write_part(part.index, buffers)
         with self._lock:

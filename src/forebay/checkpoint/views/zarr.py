@@ -11,7 +11,7 @@ import itertools
 import json
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,11 +54,13 @@ class ZarrArray:
         """Levanter's name."""
         return "/".join(map(_text, self.path))
 
-    def entries(self, name: str) -> Iterator[tuple[bytes, bytes | Extent]]:
-        """The database entries under a name."""
-        yield f"{name}/zarr.json".encode(), metadata(self)
-        for place, chunk in self.chunks.items():
-            yield "/".join([name, "c", *map(str, place)]).encode(), chunk
+    def entries(self, names: Iterable[str]) -> Iterator[tuple[bytes, bytes | Extent]]:
+        """The database entries under each of some names."""
+        described = metadata(self)
+        for name in names:
+            yield f"{name}/zarr.json".encode(), described
+            for place, chunk in self.chunks.items():
+                yield "/".join([name, "c", *map(str, place)]).encode(), chunk
 
 
 def zarr_arrays(manifest: Manifest) -> list[ZarrArray]:
@@ -70,9 +72,10 @@ def zarr_arrays(manifest: Manifest) -> list[ZarrArray]:
 
 def distinct_entries(arrays: list[ZarrArray]) -> dict[bytes, bytes | Extent]:
     """The whole database. A name that two leaves share is left out, so that nobody reads one for the other."""
-    names = [(name, array) for array in arrays for name in dict.fromkeys((array.dotted, array.slashed))]
-    counts = Counter(name for name, _ in names)
-    return dict(entry for name, array in names if counts[name] == 1 for entry in array.entries(name))
+    names = [tuple(dict.fromkeys((array.dotted, array.slashed))) for array in arrays]
+    counts = Counter(name for pair in names for name in pair)
+    distinct = ([name for name in pair if counts[name] == 1] for pair in names)
+    return dict(entry for array, pair in zip(arrays, distinct, strict=True) for entry in array.entries(pair))
 
 
 def metadata(array: ZarrArray) -> bytes:
