@@ -78,7 +78,8 @@ class Checkpointer:
     save together (default: those of `jax.distributed` or `torch.distributed`, else this one). `signals`: inside `with`,
     one of them makes the next `maybe_save` save, wait, and end the process with status 128 + signal, as the signal would
     have, unless the program handles it itself: then `preempted` is set. `overwrite`: replace a complete checkpoint
-    of the same step instead of refusing. `clock`: seconds, for tests.
+    of the same step instead of refusing. `adopt_temporary`: temporary checkpoints of earlier processes of this run are deleted
+    like its own. `clock`: seconds, for tests.
     """
 
     def __init__(
@@ -92,6 +93,7 @@ class Checkpointer:
         save_options: SaveOptions | None = None,
         load_options: LoadOptions | None = None,
         overwrite: bool = False,
+        adopt_temporary: bool = True,
         signals: Iterable[int] = (signal.SIGTERM,),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -120,6 +122,8 @@ class Checkpointer:
         self._behind = ThreadPoolExecutor(1, "forebay-housekeeping")
         self._chores: list[Future[None]] = []
         if self.group.rank == 0:
+            if not adopt_temporary:
+                self._keeper.spared = frozenset(name for home in self._keeper.homes for _, name in catalog.step_folders(home))
             self._chores.append(self._behind.submit(self._keeper.sweep))
 
     # --- saving

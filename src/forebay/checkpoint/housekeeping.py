@@ -69,6 +69,8 @@ class Housekeeper:
 
     homes: tuple[Location, ...]
     keep: Keep
+    spared: frozenset[str] = frozenset()
+    """Names of checkpoints that are never deleted."""
     failure: ForebayError | None = None
     """The last thing that went wrong; it is tried again after the next commit."""
     _known: dict[tuple[str, str], Held] = field(default_factory=dict)
@@ -87,6 +89,8 @@ class Housekeeper:
         if None in looks:
             return  # a place that cannot be seen may hold the newest
         for row in doomed(held, self.keep, self.homes[0].url):
+            if row.name in self.spared:
+                continue
             self._try(f"delete {row.home.url}/{row.name}", catalog.delete, row.home.child(row.name))
 
     def _look(self, home: Location) -> list[Held]:
