@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 COMMANDS = [
     "", "server", "cluster", "cluster status", "cluster info", "cluster topology", "node", "node info", "drive", "drive list", "drive info",
-    "drive replace", "heal", "heal status", "heal start", "scrub", "scrub status", "scrub start", "version", "bench", "bench s3",
+    "drive replace", "heal", "heal status", "heal start", "scrub", "scrub status", "scrub start", "version", "bench", "bench s3", "ckpt",
 ]  # fmt: skip
 
 
