@@ -202,7 +202,9 @@ def assert_drives_agree(store: Store, set_index: int = 0) -> None:
     indexes = {p: store.index_of(p, set_index) for p, _ in store.set(set_index).current()}
     first = sameness(next(iter(indexes.values())))
     for p, index in indexes.items():
-        assert sameness(index) == first, f"drive {p} differs"
+        here = sameness(index)
+        differences = {k: (first.get(k), here.get(k)) for k in first | here if first.get(k) != here.get(k)}
+        assert not differences, (p, differences)
         for key, value in index.items():
             frame = records.unframe(key, value) if value else None
             is_version = frame and frame.kind == records.KIND_VERSION and not frame.deleted_seq

@@ -16,10 +16,11 @@ from forebay.engine.committer import Committer, Notify, Op, notify_directly
 from forebay.engine.erasure_set import ErasureSet
 from forebay.engine.lookup import Found
 from forebay.engine.objects import Attributes, Condition, Deleted, Written
+from forebay.engine.once import Once
 from forebay.engine.placement import INLINE_BYTES_MAX, UNIT_BYTES, set_of_key
 from forebay.engine.reader import Reader, cut_extents, read_blob
 from forebay.engine.records import BadRecord, Blob, Bucket, Part, Upload, Version
-from forebay.engine.repair import Once, repair_record
+from forebay.engine.repair import repair_record
 from forebay.engine.transaction import Transaction, claims_of
 from forebay.engine.writer import BlobWriter, WrittenBlob
 from forebay.errors import DriveFailed, StoreError
@@ -258,9 +259,9 @@ class Engine:
 
         self._submit_quietly(Op(judge, set_index=set_index))
 
-    def _queue_repair(self, set_index: int, _: int, key: bytes) -> None:
+    def _queue_repair(self, set_index: int, position: int, key: bytes) -> None:
         """Have a damaged record written again, without waiting."""
-        if key[:1] != keyspace.TABLE_SYSTEM and self._reported.is_new((set_index, key)):
+        if key[:1] != keyspace.TABLE_SYSTEM and self._reported.is_new((set_index, position, key)):
             self._submit_quietly(repair_record(self.sets[set_index], key))
 
     def _submit_quietly(self, op: Op[Any]) -> None:

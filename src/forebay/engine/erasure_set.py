@@ -12,6 +12,7 @@ from typing import NamedTuple, NoReturn, TypeVar
 from forebay.drive import Drive, crash_point
 from forebay.engine import keyspace, recovery
 from forebay.engine.lanes import Gather, Lanes
+from forebay.engine.once import Once
 from forebay.engine.placement import Geometry
 from forebay.engine.records import BadRecord, Log, pack, unpack
 from forebay.engine.shared import DriveState, SharedState
@@ -68,6 +69,7 @@ class ErasureSet:
         self._mutex = threading.Lock()
         self._published_ordinal = (-1, 0)  # (sequence number, ordinal) of the commit that this process published last
         self.bad_records = 0
+        self._reported = Once()
         self.on_bad_record: Callable[[int, bytes], None] = lambda position, key: None
 
     # drives and their states
@@ -198,15 +200,16 @@ class ErasureSet:
         return self.settle([p for p, _ in calls], gather.wait(timeout_s), timeout_s)
 
     def submit(self, gather: Gather, position: int, call: Callable[[], object]) -> None:
-        """Make one call on a drive's I/O lanes. A drive on which a call hangs is taken out."""
-        lanes = self._io_lanes[position]
-        if (busy_s := lanes.busy_s()) > STUCK_S:
-            self.take_out(position, f"a call has not returned for {busy_s:.0f} s")
-        lanes.submit(gather, position, call)
+        """Make one call on a drive's I/O lanes."""
+        self.is_slow(position)
+        self._io_lanes[position].submit(gather, position, call)
 
     def is_slow(self, position: int) -> bool:
-        """Whether a call on the drive's I/O lanes takes so long that others should not wait for it."""
-        return self._io_lanes[position].busy_s() > SLOW_S
+        """Whether a call on the drive's I/O lanes takes so long that others should not wait for it; if it hangs, the drive is taken out."""
+        busy_s = self._io_lanes[position].busy_s()
+        if busy_s > STUCK_S and self.state(position) is not DriveState.OFFLINE:
+            self.take_out(position, f"a call has not returned for {busy_s:.0f} s")
+        return busy_s > SLOW_S
 
     def settle(self, positions: Iterable[int], outcomes: dict[int, object], timeout_s: float) -> dict[int, object]:
         """Complete `outcomes` with the late ones, and take out the drives that failed or are late."""
@@ -238,7 +241,8 @@ class ErasureSet:
     def report_bad_record(self, position: int, error: BadRecord) -> None:
         """A drive holds a damaged record: count it and have it repaired."""
         self.bad_records += 1
-        log.error("set %d, drive %d: damaged record: %s", self.index, position, error)
+        if self._reported.is_new((position, error.key)):
+            log.error("set %d, drive %d: damaged record: %s", self.index, position, error)
         self.on_bad_record(position, error.key)
 
     def next_seq(self) -> int:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
-import time
 from collections import Counter
 from collections.abc import Hashable
 from typing import Any, NamedTuple
@@ -17,28 +15,6 @@ from forebay.engine.recovery import Lost, Source
 from forebay.engine.transaction import Transaction
 
 log = logging.getLogger("forebay.engine")
-
-REMEMBERED_MAX = 10_000
-REMEMBERED_S = 60.0  # what was reported is not reported again for so long
-
-
-class Once:
-    """Lets each thing through once in a while, so that a thousand readers of one bad block make one report."""
-
-    def __init__(self) -> None:
-        self._seen_s: dict[Hashable, float] = {}
-        self._mutex = threading.Lock()
-
-    def is_new(self, thing: Hashable) -> bool:
-        """Whether it was not here lately."""
-        now_s = time.monotonic()
-        with self._mutex:
-            if now_s - self._seen_s.get(thing, -REMEMBERED_S) < REMEMBERED_S:
-                return False
-            if len(self._seen_s) >= REMEMBERED_MAX:
-                self._seen_s.clear()
-            self._seen_s[thing] = now_s
-            return True
 
 
 class Copy(NamedTuple):
@@ -71,8 +47,12 @@ def repair_record(erasure_set: ErasureSet, key: bytes, **op: Any) -> Op[bool]:
         leaders = [copy.source for copy in copies if copy.sameness == best]
         if count == len(current) and all(copy.shard_is_right for copy in copies):
             return False
-        values = [recovery.value_for(key, p, erasure_set.geometry, leaders) for p in range(erasure_set.geometry.drives)]
-        tx.put_each(key, [value.record if isinstance(value, Lost) else value or b"" for value in values])
+        found = [recovery.value_for(key, p, erasure_set.geometry, leaders) for p in range(erasure_set.geometry.drives)]
+        values = [value.record if isinstance(value, Lost) else value or b"" for value in found]
+        if len(set(values)) == 1:
+            tx.put_raw(key, values[0])
+        else:
+            tx.put_each(key, values)
         log.warning("set %d: record %r is written again on every drive", erasure_set.index, key)
         return True
 

@@ -131,21 +131,19 @@ class Resync:
         key = keyspace.log_key(start)
         _, leader = self._leaders()[0]
         raw = leader.get(key)
-        if not start or raw is None or raw != self._drive.get(key) or self._chain(leader, start, newest.seq) is None:
+        if not start or raw is None or raw != self._drive.get(key) or not self._reaches(leader, start, newest.seq):
             return b""
         return start.to_bytes(8, "big")
 
-    def _chain(self, leader: Drive, start: int, seq: int) -> list[int] | None:
-        """The commits after `start` up to `seq`, oldest first; None if the log does not hold them all any more."""
-        found: list[int] = []
+    def _reaches(self, leader: Drive, start: int, seq: int) -> bool:
+        """Whether the log holds every commit after `start` up to `seq`: each names the one before it."""
         while seq > start:
             key = keyspace.log_key(seq)
             raw = leader.get(key)
             if raw is None:
-                return None
-            found.append(seq)
+                return False
             seq = records.unpack(key, raw, Log).previous
-        return found[::-1]
+        return True
 
     def _fence(self, puts: Pairs) -> None:
         """A commit on this drive alone, under a number so high that one which was given to it long ago is refused if it comes now."""
@@ -224,34 +222,25 @@ class Resync:
         return bool(complete)
 
     def _replay_steps(self, start: int, complete: list[bool]) -> Iterator[None]:
-        chain = self._ask(partial(self._chain_now, start))
-        if chain is None:
-            return
-        keys: dict[bytes, None] = {}
-        logs: Pairs = []
-        for i, seq in enumerate(chain):
-            log_key = keyspace.log_key(seq)
-            raw = self._ask(partial(self._value, log_key))
-            if not isinstance(raw, bytes):
-                return
-            logs.append((log_key, raw))
-            keys |= dict.fromkeys(records.unpack(log_key, raw, Log).keys)
-            last = i + 1 == len(chain) or len(logs) == CHUNK_LOGS
-            while len(keys) > (0 if last else CHUNK_RECORDS):
-                chunk = list(keys)[:CHUNK_RECORDS]
-                self._put_right(chunk)
-                keys = dict.fromkeys(list(keys)[CHUNK_RECORDS:])
+        logs = self._ask(partial(self._logs_after, start))
+        while logs:
+            keys = list(dict.fromkeys(key for log_key, raw in logs for key in records.unpack(log_key, raw, Log).keys))
+            for i in range(0, len(keys), CHUNK_RECORDS):
+                self._put_right(keys[i : i + CHUNK_RECORDS])
                 yield
-            if last:
-                self._put_right([], [*logs, (SYNCING_KEY, seq.to_bytes(8, "big"))])
-                logs = []
-                yield
-        complete.append(True)
+            start = keyspace.log_seq(logs[-1][0])
+            self._put_right([], [*logs, (SYNCING_KEY, start.to_bytes(8, "big"))])
+            yield
+            logs = self._ask(partial(self._logs_after, start))
+        complete.append(logs is not None)
 
-    def _chain_now(self, start: int) -> list[int] | None:
+    def _logs_after(self, start: int) -> Pairs | None:
+        """The next log records, oldest first; None if they are not all there any more."""
         _, leader = self._leaders()[0]
         newest = recovery.newest_log(leader)
-        return self._chain(leader, start, newest.seq) if newest is not None else None
+        if newest is None or not self._reaches(leader, start, newest.seq):
+            return None
+        return leader.scan(keyspace.log_key(start + 1), keyspace.log_key(newest.seq + 1), CHUNK_LOGS)
 
     def _compare_all(self) -> None:
         for start, stop in _RANGES:
