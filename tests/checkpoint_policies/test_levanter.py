@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import json
+import sys
+import types
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 from test_foreign import levanter_save
 
+import forebay
 from forebay.checkpoint import catalog
 from forebay.errors import CheckpointMismatch
 from forebay.levanter import (
@@ -213,3 +216,45 @@ def test_what_levanter_wrote(tmp_path: Path) -> None:
     loaded = load_checkpoint(other, tmp_path)
     assert same(loaded, saved) and loaded.count == 41 and type(loaded.count) is int
     assert json.loads((tmp_path / "step-10" / "metadata.json").read_text())["step"] == 10
+
+
+@jax.tree_util.register_pytree_node_class
+@dataclasses.dataclass
+class NamedArray:
+    """As haliax has it: a node around an array, whose `shape` is a dict."""
+
+    array: Any
+    axes: tuple[str, ...]
+
+    @property
+    def shape(self) -> dict[str, int]:
+        return dict(zip(self.axes, self.array.shape, strict=True))
+
+    @property
+    def dtype(self) -> Any:
+        return self.array.dtype
+
+    def tree_flatten(self) -> Any:
+        return (self.array,), self.axes
+
+    @classmethod
+    def tree_unflatten(cls, axes: Any, leaves: Any) -> NamedArray:
+        return cls(leaves[0], axes)
+
+
+def test_named_arrays_and_axis_mappings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a stand-in, for haliax does not import under every JAX that we support."""
+    haliax, partitioning = types.ModuleType("haliax"), types.ModuleType("haliax.partitioning")
+    haliax.NamedArray = NamedArray
+    partitioning.sharding_for_axis = lambda axes, mapping, mesh: NamedSharding(mesh, PartitionSpec(*map(mapping.get, axes)))
+    monkeypatch.setitem(sys.modules, "haliax", haliax)
+    monkeypatch.setitem(sys.modules, "haliax.partitioning", partitioning)
+    tree = {"w": NamedArray(jnp.arange(32.0).reshape(8, 4), ("a", "b")), "n": 1}
+    save_checkpoint(tree, 1, tmp_path)
+    assert list(forebay.open(tmp_path)) == ["n", "w"], "the array itself has the name, as in Levanter's layout"
+    mesh = jax.make_mesh((4, 2), ("x", "y"))
+    like = {"w": NamedArray(jax.ShapeDtypeStruct((8, 4), jnp.float32), ("a", "b")), "n": 0}
+    loaded = load_checkpoint(like, tmp_path, axis_mapping={"a": "x", "b": "y"}, mesh=mesh)
+    assert loaded["w"].axes == ("a", "b") and loaded["w"].array.sharding == NamedSharding(mesh, PartitionSpec("x", "y"))
+    assert np.array_equal(loaded["w"].array, tree["w"].array) and loaded["n"] == 1
+    assert np.array_equal(load_checkpoint(tree, tmp_path)["w"].array, tree["w"].array)

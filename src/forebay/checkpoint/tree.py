@@ -83,8 +83,10 @@ def _split(path: Path, obj: Any) -> _Split | None:
 
 
 def is_array_like(obj: Any) -> bool:
-    """Whether this is an array or stands for one: it has a shape and a dtype."""
-    return hasattr(obj, "shape") and hasattr(obj, "dtype")
+    """Whether this is an array or stands for one: it has a dtype, and a shape that is a tuple (haliax's named arrays, which are
+    nodes around one, have a dict).
+    """
+    return hasattr(obj, "dtype") and isinstance(getattr(obj, "shape", None), tuple)
 
 
 def _split_dict(path: Path, obj: dict[Any, Any]) -> _Split:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import os
+import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Any
@@ -69,13 +70,21 @@ def save_checkpoint(
 
 
 def savable(tree: Any) -> Any:
-    """`tree` with None in the place of what is not state: functions and other objects."""
+    """`tree` with None in the place of what is not state (functions and other objects), and haliax's named arrays as plain
+    ones, which is how Levanter names them.
+    """
 
     def keep(leaf: Any) -> Any:
         plain = isinstance(leaf, (*_SCALARS, str, bytes)) or _is_array(leaf)
-        return leaf if plain else None
+        return leaf.array if is_named(leaf) else leaf if plain else None
 
-    return jax.tree.map(keep, tree)
+    return jax.tree.map(keep, tree, is_leaf=is_named)
+
+
+def is_named(node: Any) -> bool:
+    """Whether this is a `haliax.NamedArray`."""
+    haliax: Any = sys.modules.get("haliax")
+    return haliax is not None and isinstance(node, haliax.NamedArray)
 
 
 def _is_array(leaf: Any) -> bool:
@@ -127,7 +136,8 @@ def load_checkpoint(
     except CheckpointMissing as error:
         raise FileNotFoundError(str(error)) from error
     like = with_shardings(tree, axis_mapping, mesh)
-    return _load_onto(like, place, manifest, (subpath or "").replace(".", "/"), allow_partial)
+    loaded = _load_onto(like, place, manifest, (subpath or "").replace(".", "/"), allow_partial)
+    return jax.tree.map(lambda old, new: dataclasses.replace(old, array=new) if is_named(old) else new, tree, loaded, is_leaf=is_named)
 
 
 def _load_onto(tree: Any, place: Location, manifest: Manifest, subtree: str, allow_partial: bool) -> Any:
@@ -202,19 +212,16 @@ def _restored(old: Any, asked: Any, new: Any) -> Any:
 
 
 def with_shardings(tree: Any, axis_mapping: Any, mesh: jax.sharding.Mesh | None) -> Any:
-    """`tree` with shapes in place of arrays that have no sharding yet: see `load_checkpoint`."""
-    haliax: Any = import_module("haliax") if axis_mapping is not None else None  # only its users have an axis mapping
-
-    def is_named(node: Any) -> bool:
-        return haliax is not None and isinstance(node, haliax.NamedArray)
+    """`tree` with plain arrays or shapes in place of named ones, and shardings where there are none yet: see `load_checkpoint`."""
 
     def sharded(node: Any) -> Any:
-        if is_named(node):
-            sharding = haliax.partitioning.sharding_for_axis(node.axes, axis_mapping, mesh)
-            return haliax.NamedArray(_shape(node.array, sharding), node.axes)
-        if mesh is not None and _is_shape(node) and node.sharding is None:
-            return _shape(node, jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec()))  # type: ignore[no-untyped-call]
-        return node
+        if is_named(node) and axis_mapping is not None:
+            partitioning: Any = import_module("haliax.partitioning")
+            return _shape(node.array, partitioning.sharding_for_axis(node.axes, axis_mapping, mesh))
+        leaf = node.array if is_named(node) else node
+        if mesh is not None and _is_shape(leaf) and leaf.sharding is None:
+            return _shape(leaf, jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec()))  # type: ignore[no-untyped-call]
+        return leaf
 
     return jax.tree.map(sharded, tree, is_leaf=is_named)
 
