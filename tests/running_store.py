@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import time
@@ -17,6 +18,8 @@ from pathlib import Path
 
 import boto3
 from botocore.config import Config
+
+from certificates import write_certificate
 
 ACCESS_KEY, SECRET_KEY = "interop-root", "interop/Secret+key=1"  # characters that clients have to escape
 START_TIMEOUT_S, END_TIMEOUT_S = 30.0, 45.0
@@ -34,10 +37,11 @@ class Store:
     access_key: str = ACCESS_KEY
     secret_key: str = SECRET_KEY
     region: str = "us-east-1"
+    certificate: Path | None = None  # with one, the store speaks TLS
 
     @property
     def endpoint(self) -> str:
-        return f"http://{self.host}:{self.port}"
+        return f"{'https' if self.certificate else 'http'}://{self.host}:{self.port}"
 
     def boto(self, **config: object) -> object:
         options = {"retries": {"total_max_attempts": 1}, "s3": {"addressing_style": "path"}} | config
@@ -47,6 +51,7 @@ class Store:
             aws_access_key_id=self.access_key,
             aws_secret_access_key=self.secret_key,
             region_name=self.region,
+            verify=str(self.certificate) if self.certificate else None,
             config=Config(**options),
         )
 
@@ -57,10 +62,11 @@ def _free_port() -> int:
 
 
 def _wait_ready(store: Store) -> None:
+    trust = ssl.create_default_context(cafile=str(store.certificate)) if store.certificate else None
     give_up = time.monotonic() + START_TIMEOUT_S
     while time.monotonic() < give_up and store.process.poll() is None:
         try:
-            with urllib.request.urlopen(f"{store.endpoint}/forebay/health/ready", timeout=5) as answer:
+            with urllib.request.urlopen(f"{store.endpoint}/forebay/health/ready", timeout=5, context=trust) as answer:
                 if answer.status == 200:
                     return
         except (urllib.error.URLError, ConnectionError):
@@ -70,11 +76,15 @@ def _wait_ready(store: Store) -> None:
 
 
 @contextmanager
-def running_store(folder: Path, *options: str) -> Iterator[Store]:
+def running_store(folder: Path, *options: str, tls: bool = False) -> Iterator[Store]:
     """Four drives below `folder`. Ends it by its process on leaving, which must take it well."""
     port = _free_port()
     drives = [folder / f"drive{number}" for number in range(1, 5)]
     command = [sys.executable, "-m", "forebay.cli", "server", *map(str, drives), "--address", f"127.0.0.1:{port}", *options]
+    certificate = None
+    if tls:
+        certificate, key = write_certificate(folder)
+        command += ["--tls-cert", str(certificate), "--tls-key", str(key)]
     log = folder / "server.log"
     with log.open("wb") as sink:
         process = subprocess.Popen(
@@ -84,7 +94,7 @@ def running_store(folder: Path, *options: str) -> Iterator[Store]:
             stdout=sink,
             stderr=sink,
         )
-    store = Store(port, process, log, drives)
+    store = Store(port, process, log, drives, certificate=certificate)
     try:
         _wait_ready(store)
         yield store

@@ -20,9 +20,9 @@ from typing import Any
 import pytest
 from conftest import make_client
 from server_process import ACCESS_KEY, SECRET_KEY, ServerProcess, is_alive
-from test_wire_tls import write_certificate
 from wire_fixture import Answers
 
+from certificates import write_certificate
 from forebay.s3.sigv4 import Credentials, sign_request
 
 
