@@ -36,7 +36,8 @@ clean:
 	rm -rf $(VENV) bench-out build dist src/*.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
 
 $(VENV)/.demo: pyproject.toml | $(BIN)/pip
-	$(BIN)/pip install --quiet --editable '.[demo]'
+	@echo "Installing Forebay and aws-cli into $(VENV): about a minute the first time"
+	@$(BIN)/pip install --quiet --editable '.[demo]'
 	@touch $@
 
 $(VENV)/.test: pyproject.toml | $(BIN)/pip
