@@ -21,17 +21,18 @@ if TYPE_CHECKING:
     from forebay.checkpoint.handle import Checkpoint
     from forebay.checkpoint.policy import Best, Every, Keep
     from forebay.checkpoint.read import LoadOptions
+    from forebay.checkpoint.timeline import Timeline, timelines
     from forebay.checkpoint.write import PendingSave, Saved, SaveOptions
 
 _HOMES = {
     "save": "api", "save_async": "api", "load": "api", "open": "api", "Checkpoint": "handle", "Checkpointer": "checkpointer",
     "Best": "policy", "Every": "policy", "Keep": "policy", "Group": "group", "LoadOptions": "read", "PendingSave": "write",
-    "SaveOptions": "write", "Saved": "write",
+    "SaveOptions": "write", "Saved": "write", "Timeline": "timeline", "timelines": "timeline",
 }  # fmt: skip
 
 __all__ = [
     "Best", "Checkpoint", "Checkpointer", "Every", "Group", "Keep", "LoadOptions", "PendingSave", "SaveOptions", "Saved",
-    "__version__", "load", "open", "save", "save_async",
+    "Timeline", "__version__", "load", "open", "save", "save_async", "timelines",
 ]  # fmt: skip
 
 

@@ -210,7 +210,7 @@ class Checkpointer:
         if found is None:
             return like
         home = self._homes[found.home]
-        timeline = Timeline(self.group.rank)
+        timeline = Timeline(self.group.rank, f"load {home.url} step {found.step}")
         self.timelines.append(timeline)
         options = how.pop("options", self.load_options)
         loaded = load(home, like, step=found.step, group=self.group, options=options, timeline=timeline, **how)

@@ -140,7 +140,7 @@ def load_tree(
 
     Raises `CheckpointMismatch` before anything is read or changed, `CheckpointCorrupt`, `LocationError`.
     """
-    options, timeline = options or LoadOptions(), timeline or Timeline()
+    options, timeline = options or LoadOptions(), timeline or Timeline(what=f"load {location.url}")
     node = find_node(manifest, subtree or "", location.url)
     loading = _Loading(manifest, options, allow_cast)
     with timeline.span("match"):

@@ -8,11 +8,12 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+RECENT_MAX = 8
 SPANS_MAX = 100_000
 """Spans kept per timeline; later ones only count in the totals, so that a huge save stays within bounds."""
 
@@ -43,11 +44,23 @@ class StageTotal:
     size_bytes: int
 
 
-class Timeline:
-    """Collects spans from any thread. Times are seconds since the timeline was made."""
+_recent: deque[Timeline] = deque(maxlen=RECENT_MAX)
 
-    def __init__(self, rank: int = 0) -> None:
-        self.rank = rank
+
+def timelines() -> tuple[Timeline, ...]:
+    """Those of the last saves and loads of this process, oldest first; the newest may still be growing."""
+    return tuple(_recent)
+
+
+class Timeline:
+    """Collects spans from any thread. Times are seconds since the timeline was made. One that says `what` it is of is
+    found by `timelines`.
+    """
+
+    def __init__(self, rank: int = 0, what: str = "") -> None:
+        self.rank, self.what = rank, what
+        if what:
+            _recent.append(self)
         self._zero_s = time.perf_counter()
         self._spans: list[Span] = []
         self._totals: dict[str, list[float]] = defaultdict(lambda: [0, 0.0, float("inf"), 0.0, 0])
@@ -92,7 +105,8 @@ class Timeline:
 
     def text(self) -> str:
         """A table for people: stage, spans, seconds from first to last, seconds of work, GiB, GiB/s."""
-        lines = [f"{'stage':<12}{'spans':>7}{'elapsed s':>11}{'busy s':>9}{'GiB':>9}{'GiB/s':>8}"]
+        lines = [self.what] * bool(self.what)
+        lines += [f"{'stage':<12}{'spans':>7}{'elapsed s':>11}{'busy s':>9}{'GiB':>9}{'GiB/s':>8}"]
         for stage, total in self.totals().items():
             gib = total.size_bytes / 2**30
             rate = f"{gib / total.elapsed_s:8.2f}" if gib and total.elapsed_s else " " * 8
