@@ -59,6 +59,9 @@ class TorchSource:
             self.holders = _dtensor_holders(path, tensor, ranks)
             self._box = self.holders[rank][0] if self.holders[rank] else Box(self._box.start, tuple(local.shape))
         self._local = local.resolve_conj().resolve_neg()
+        if self._local.device.type == "cuda":
+            # Other threads copy it, on streams of their own: what the caller's stream has yet to compute must be there.
+            torch.cuda.current_stream(self._local.device).synchronize()
         self.identity: Hashable = _identity(self._local) if not is_dtensor(tensor) else ("torch", id(tensor))
         self._keep = tensor
 

@@ -7,7 +7,7 @@ else the calling thread does, through the bounded ring of `Staging`, and returns
 
 from __future__ import annotations
 
-import math
+import os
 import secrets
 import threading
 import time
@@ -55,7 +55,9 @@ REUSE_PART_BYTES = 8 * 2**20
 it.
 """
 SNAPSHOT_BYTES_MAX = 64 * 2**20
-"""Arrays that the user may change are copied at once if they are no more than this beside settled ones."""
+"""Arrays that the user may change are copied at once if they are no more than this, nor a quarter of the memory."""
+FILL_THREADS = max(1, min(4, (os.cpu_count() or 1) // 2))
+"""One thread copies and checksums some GiB a second, which is less than several accelerators or a fast network take."""
 WATCH_S = 1.0
 """How often a rank looks for another's failure while it writes."""
 
@@ -64,9 +66,9 @@ WATCH_S = 1.0
 class SaveOptions:
     """How to save.
 
-    `memory_bytes` bounds the host memory of one process beyond the state itself; `threads` are the parts in flight (None: as many
-    as suit the location); `timeout_s` bounds the wait for other ranks. `views`: also write what TensorStore, Orbax, Levanter and Hugging
-    Face look for.
+    `memory_bytes` bounds the host memory of one process beyond the state itself (two parts are the least); `threads` are the parts in
+    flight (None: as many as suit the location); `timeout_s` bounds the wait for other ranks. `views`: also write what TensorStore, Orbax,
+    Levanter and Hugging Face look for.
     """
 
     memory_bytes: int = 2**30
@@ -230,7 +232,7 @@ class _Save:
     _may_be_committed: bool = False
 
     def __post_init__(self) -> None:
-        self.timeline = Timeline(self.attempt.group.rank)
+        self.timeline = Timeline(self.attempt.group.rank, f"save {self.attempt.location.url}")
         self.pending = PendingSave(self.timeline)
         self._threads = self.options.threads or self.attempt.location.streams
         self._pool = ThreadPoolExecutor(self._threads, "forebay-part")
@@ -263,12 +265,20 @@ class _Save:
             return
         stager = Stager(self._plan, self._sources)
         parts = self._begin_uploads()
-        for part in parts:
-            slot = self._slot(len(parts))
+        with ThreadPoolExecutor(FILL_THREADS, "forebay-stage") as fillers:
+            for filled in [fillers.submit(self._fill_and_queue, stager, part, len(parts)) for part in parts]:
+                filled.result()
+
+    def _fill_and_queue(self, stager: Stager, part: Part, parts: int) -> None:
+        self._check_stop()
+        slot = self._slot(parts)
+        try:
             crcs = self._fill(stager, part, slot)
-            future = self._submit(self._write_slot, part, slot, crcs)
-            future.add_done_callback(lambda _, slot=slot: slot.release())  # type: ignore[misc]  # also if it never ran
-            self._check_stop()
+        except BaseException as error:
+            self.pending._stop.append(error)
+            raise
+        future = self._submit(self._write_slot, part, slot, crcs)
+        future.add_done_callback(lambda _: slot.release())  # also if it never ran
 
     def _submit(self, work: Callable[..., None], *arguments: object) -> Future[None]:
         """Queue work on a part; if it fails, the others stop."""
@@ -279,7 +289,8 @@ class _Save:
 
         future = self._pool.submit(work, *arguments)
         future.add_done_callback(stop_if_failed)
-        self._futures.append(future)
+        with self._lock:
+            self._futures.append(future)
         return future
 
     def _begin_uploads(self) -> list[Part]:
@@ -296,7 +307,8 @@ class _Save:
     def _snapshot_few(self) -> None:
         """Copy small unsettled arrays, such as counters beside the JAX arrays of a model, so that all are settled."""
         unsettled = [source for source in self._my_sources() if not source.settled]
-        if sum(_held_bytes(source, self.attempt.group.rank) for source in unsettled) <= SNAPSHOT_BYTES_MAX:
+        room = min(SNAPSHOT_BYTES_MAX, self.options.memory_bytes // 4)
+        if sum(_held_bytes(source, self.attempt.group.rank) for source in unsettled) <= room:
             rank = self.attempt.group.rank
             mine = set(map(id, unsettled))
             self._sources = [SnapshotSource(s, rank) if id(s) in mine else s for s in self._sources]
@@ -492,9 +504,7 @@ class _Save:
 
 
 def _held_bytes(source: ArraySource, rank: int) -> int:
-    whole = math.prod(source.shape)
-    share = sum(box.size for box in source.holders[rank])
-    return share * dtypes.itemsize_of(source.dtype) if whole else 0
+    return sum(box.size for box in source.holders[rank]) * dtypes.itemsize_of(source.dtype)
 
 
 def part_bytes_for(preferred: int, file_bytes: int, small: bool) -> int:
