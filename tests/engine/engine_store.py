@@ -116,13 +116,13 @@ class Store:
 
     def admit_all(self) -> None:
         """Bring every drive up to date and rebuild what it lacks, as the keeper does."""
-        for erasure_set in self.engine.sets:
-            for position in range(self.geometry.drives):
-                why = ""
-                for _ in range(3):
+        why: dict[tuple[int, int], str] = {}
+        for _ in range(4):
+            for erasure_set in self.engine.sets:
+                for position in range(self.geometry.drives):
                     if erasure_set.state(position) is not DriveState.CURRENT:
-                        why = admission.admit(erasure_set, self.layout, position, lambda: False)
-                assert erasure_set.state(position) is DriveState.CURRENT, why
+                        why[erasure_set.index, position] = admission.admit(erasure_set, self.layout, position, lambda: False)
+        assert all(s.state(p) is DriveState.CURRENT for s in self.engine.sets for p in range(self.geometry.drives)), why
         self.heal()
 
     def reap(self, set_index: int = 0) -> None:

@@ -67,7 +67,7 @@ def test_the_frame_is_as_the_page_says() -> None:
     """The offset table of the module's docstring, taken literally."""
     table = re.findall(r"^    (\d+) +(\d+) +(\S[\w ]*?)  ", records.__doc__, re.MULTILINE)
     assert [(int(o), int(n), name) for o, n, name in table] == [
-        (0, 1, "kind"), (1, 1, "format"), (2, 1, "shard"), (3, 1, "reserved"), (4, 4, "meta bytes"), (8, 8, "deleted seq"),
+        (0, 1, "kind"), (1, 1, "format"), (2, 1, "shard"), (3, 1, "flags"), (4, 4, "meta bytes"), (8, 8, "deleted seq"),
     ]  # fmt: skip
     value = records.frame(KEY, 2, b"META", 3, b"SHARD", 0x0102030405060708)
     assert struct.unpack_from("<BBBBIQ", value) == (2, 1, 3, 0, 4, 0x0102030405060708)

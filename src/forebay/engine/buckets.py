@@ -10,6 +10,8 @@ from collections.abc import Callable
 from enum import Enum
 from typing import Any
 
+import msgspec
+
 from forebay.engine import keyspace
 from forebay.engine.committer import Op
 from forebay.engine.records import Bucket
@@ -27,15 +29,14 @@ class Clash(Enum):
 
 def put_record(record: Bucket, clash: Clash, **op: Any) -> Op[Bucket]:
     """Store a bucket's record on one set; the result is what is there then. Raises BucketAlreadyOwnedByYou for Clash.REFUSE."""
-    key = keyspace.bucket_key(record.name)
 
     def judge(tx: Transaction) -> Bucket:
-        old = tx.get(key, Bucket)
+        old = tx.find_bucket(record.name)
         if old is not None and clash is Clash.REFUSE:
             raise StoreError("BucketAlreadyOwnedByYou", BucketName=record.name)
         if old is not None and clash is Clash.ADOPT:
             return old
-        tx.put(key, record)
+        tx.put_bucket(record, old)
         return record
 
     return Op(judge, writes=(b"B" + record.name.encode(),), **op)
@@ -46,8 +47,9 @@ def change(name: str, update: Callable[[Bucket], None], **op: Any) -> Op[Bucket]
 
     def judge(tx: Transaction) -> Bucket:
         record = tx.bucket(name)
+        old = msgspec.structs.replace(record, config=dict(record.config))
         update(record)
-        tx.put(keyspace.bucket_key(name), record)
+        tx.put_bucket(record, old)
         return record
 
     return Op(judge, writes=(b"B" + name.encode(),), **op)
@@ -60,6 +62,17 @@ def remove_record(name: str, is_empty: Callable[[Transaction, Bucket], bool], **
         record = tx.bucket(name)
         if not is_empty(tx, record):
             raise StoreError("BucketNotEmpty", BucketName=name)
-        tx.remove(keyspace.bucket_key(name))
+        tx.put_bucket(msgspec.structs.replace(record, removed=True), record)
+
+    return Op(judge, writes=(b"B" + name.encode(),), **op)
+
+
+def forget(name: str, **op: Any) -> Op[None]:
+    """Remove what a removed bucket has left; nothing if there is a bucket of that name again."""
+    key = keyspace.bucket_key(name)
+
+    def judge(tx: Transaction) -> None:
+        if tx.get_raw(key) is not None and tx.find_bucket(name) is None:
+            tx.remove(key)
 
     return Op(judge, writes=(b"B" + name.encode(),), **op)

@@ -60,8 +60,16 @@ class Collector:
         """Have all sets know the same buckets; returns the ids of all that are known anywhere."""
         deciding = {record.name: record for record in self._engine.list_buckets()}
         known = {record.bucket_id for record in deciding.values()}
-        for erasure_set in self._engine.sets[1:]:
-            here = {r.name: r for k, v in walk(erasure_set, keyspace.TABLE_BUCKET) if (r := records.unpack(k, v, Bucket))}
+        for erasure_set in self._engine.sets:
+            here: dict[str, Bucket] = {}
+            for key, raw in walk(erasure_set, keyspace.TABLE_BUCKET):
+                record = records.bucket_as_of(key, raw, erasure_set.published())
+                if record is not None:
+                    here[record.name] = record
+                elif records.unpack(key, raw, Bucket).changed_seq <= erasure_set.published():
+                    self._submit(buckets.forget(key[1:].decode(), set_index=erasure_set.index))
+            if erasure_set.index == 0:
+                continue
             known.update(record.bucket_id for record in here.values())
             for name, record in here.items():
                 if name not in deciding and _is_old(record.created_ns, LEFTOVER_KEPT_S):

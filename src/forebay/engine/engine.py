@@ -80,7 +80,7 @@ class Engine:
 
     def bucket(self, name: str) -> Bucket:
         """Raises NoSuchBucket."""
-        key = keyspace.bucket_key(name)
+        key, published = keyspace.bucket_key(name), self.sets[0].published
 
         def ask(drive: Drive) -> Bucket | None:
             raw = drive.get(key)
@@ -89,10 +89,11 @@ class Engine:
             cached = self._buckets.get(name)
             if cached is not None and cached[0] == raw:
                 return cached[1]
-            record = records.unpack(key, raw, Bucket)
-            if len(self._buckets) > 1000:
-                self._buckets.clear()
-            self._buckets[name] = (raw, record)
+            record = records.bucket_as_of(key, raw, seen := published())
+            if record is not None and record.changed_seq <= seen:
+                if len(self._buckets) > 1000:
+                    self._buckets.clear()
+                self._buckets[name] = (raw, record)
             return record
 
         found = self.sets[0].read(ask)
@@ -105,7 +106,9 @@ class Engine:
 
         def ask(drive: Drive) -> list[Bucket]:
             with drive.cursor() as cursor:
-                return [records.unpack(k, v, Bucket) for k, v in _table(cursor, keyspace.TABLE_BUCKET)]
+                seen = self.sets[0].published()
+                found = [records.bucket_as_of(k, v, seen) for k, v in _table(cursor, keyspace.TABLE_BUCKET)]
+                return [record for record in found if record is not None]
 
         return self.sets[0].read(ask)
 
@@ -398,6 +401,7 @@ class Engine:
             assert data.set_index == set_index
             return self.submit(objects.put_blob(bucket_name, key, data, attributes, condition, **options))
         assert len(data) <= INLINE_BYTES_MAX
+        self.sets[set_index].require_writable()
         if not self.sets[set_index].has_space():
             raise StoreError("InsufficientCapacity")
         return self.submit(objects.put_bytes(bucket_name, key, data, attributes, condition, **options))

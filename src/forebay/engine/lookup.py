@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from forebay.drive import Cursor, Drive
 from forebay.engine import keyspace
-from forebay.engine.records import DELETE_MARKER, NULL_VERSION, Bucket, Frame, Version, decode, unframe
+from forebay.engine.records import DELETE_MARKER, NULL_VERSION, Bucket, Frame, Version, as_of, decode, unframe
 
 Published = Callable[[], int]
 
@@ -91,7 +91,7 @@ def entries(cursor: Cursor, prefix: bytes, published: int) -> Iterator[Entry]:
         if seq <= published:
             frame = unframe(key, bytes(cursor.value))
             if visibility.admits(seq, flags, frame.deleted_seq):
-                yield Entry(key, seq, flags, frame)
+                yield Entry(key, seq, flags, as_of(key, frame, published))
         here = cursor.next()
 
 
@@ -117,7 +117,7 @@ def by_version_id(drive: Drive, prefix: bytes, seq: int, random: bytes, publishe
         key = cursor.key
         frame = unframe(key, bytes(cursor.value))
     _, flags = keyspace.version_suffix(key)
-    entry = Entry(key, seq, flags, frame)
+    entry = Entry(key, seq, flags, as_of(key, frame, newest_seen))
     if entry.is_null or not Visibility(newest_seen).admits(seq, flags, frame.deleted_seq) or entry.version().random != random:
         return None
     return entry

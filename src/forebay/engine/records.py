@@ -6,7 +6,7 @@ Frame of every value (little-endian; the numbers are pinned by tests/engine/test
     0       1     kind         a record read as another kind
     1       1     format       a record of a newer Forebay, which is refused, never guessed at
     2       1     shard        the shard position that this drive holds (255: none)
-    3       1     reserved     0
+    3       1     flags        1: changed in place, the struct says when and what it was before
     4       4     meta bytes   a truncated record
     8       8     deleted seq  0, or the commit that deleted this version
     16      m     meta         msgpack of one of the structs below
@@ -77,10 +77,15 @@ class Version(msgspec.Struct, array_like=True):
     inline: bool = False
     acl: bytes = b""  # as the room above encodes it; b"": private to its owner
     user: str = ""  # who wrote it; "": the bucket's owner
+    changed_seq: int = 0  # the commit that last changed this record in place; until it is published, `before` counts
+    before: bytes = b""  # the encoded struct before that
 
 
 class Bucket(msgspec.Struct, array_like=True):
-    """A bucket. `versioning` is "", "Enabled" or "Suspended"; "" means that it was never enabled."""
+    """A bucket. `versioning` is "", "Enabled" or "Suspended"; "" means that it was never enabled.
+
+    A deleted bucket leaves its record, `removed`, so that readers know until when it existed.
+    """
 
     name: str
     bucket_id: bytes
@@ -88,6 +93,9 @@ class Bucket(msgspec.Struct, array_like=True):
     versioning: str = ""
     owner: str = ""
     config: dict[str, bytes] = {}  # sub-resources, by name
+    changed_seq: int = 0  # the commit that last made, changed or removed it; until it is published, `before` counts
+    before: bytes = b""  # the encoded struct before that; empty if there was none
+    removed: bool = False
 
 
 class Upload(msgspec.Struct, array_like=True):
@@ -180,6 +188,7 @@ class Frame(NamedTuple):
     deleted_seq: int
     meta: memoryview
     shard: memoryview
+    changed: bool = False  # in place: the struct has `changed_seq` and `before`
 
 
 def pack(key: bytes, record: msgspec.Struct) -> bytes:
@@ -200,9 +209,10 @@ def frame(
     position: int = NO_SHARD,
     shard: bytes | memoryview = b"",
     deleted_seq: int = 0,
+    changed: bool = False,
 ) -> bytes:
     """Put a value together and seal it."""
-    body = b"".join((_HEAD.pack(kind, FORMAT_WRITTEN, position, 0, len(meta), deleted_seq), meta, shard))
+    body = b"".join((_HEAD.pack(kind, FORMAT_WRITTEN, position, changed, len(meta), deleted_seq), meta, shard))
     return body + _SUM.pack(crc64nvme(body, crc64nvme(key)))
 
 
@@ -212,7 +222,7 @@ def unframe(key: bytes, value: bytes | memoryview) -> Frame:
     end = len(view) - 8
     if end < HEAD_BYTES:
         raise BadRecord(key, f"a value of {len(view)} bytes is too short to be a record")
-    kind, form, position, _, meta_bytes, deleted_seq = _HEAD.unpack_from(view)
+    kind, form, position, flags, meta_bytes, deleted_seq = _HEAD.unpack_from(view)
     if form not in FORMATS_READ:
         raise BadRecord(key, f"record format {form} is not one that this version of Forebay reads ({sorted(FORMATS_READ)})")
     if crc64nvme(view[:end], crc64nvme(key)) != _SUM.unpack_from(view, end)[0]:
@@ -220,13 +230,13 @@ def unframe(key: bytes, value: bytes | memoryview) -> Frame:
     split = HEAD_BYTES + meta_bytes
     if kind not in STRUCT_OF_KIND or split > end:
         raise BadRecord(key, f"record of kind {kind} with {meta_bytes} bytes of metadata in {end} bytes")
-    return Frame(kind, position, deleted_seq, view[HEAD_BYTES:split], view[split:end])
+    return Frame(kind, position, deleted_seq, view[HEAD_BYTES:split], view[split:end], bool(flags & 1))
 
 
 def mark_deleted(key: bytes, value: bytes | memoryview, deleted_seq: int) -> bytes:
     """The same record, deleted by commit `deleted_seq` (0 takes the mark away)."""
     f = unframe(key, value)
-    return frame(key, f.kind, f.meta, f.shard_position, f.shard, deleted_seq)
+    return frame(key, f.kind, f.meta, f.shard_position, f.shard, deleted_seq, f.changed)
 
 
 def decode(key: bytes, f: Frame, struct_type: type[S]) -> S:
@@ -237,6 +247,27 @@ def decode(key: bytes, f: Frame, struct_type: type[S]) -> S:
         return _DECODERS[f.kind].decode(f.meta)  # type: ignore[no-any-return]
     except msgspec.MsgspecError as e:
         raise BadRecord(key, f"{struct_type.__name__} does not decode: {e}") from e
+
+
+def as_of(key: bytes, f: Frame, published: int) -> Frame:
+    """A version's frame as it was when `published` was the newest commit: without a change in place that came later."""
+    if not f.changed:
+        return f
+    version = decode(key, f, Version)
+    return f if version.changed_seq <= published else f._replace(meta=memoryview(version.before), changed=False)
+
+
+def bucket_as_of(key: bytes, value: bytes | memoryview, published: int) -> Bucket | None:
+    """The bucket that a record told of when `published` was the newest commit; None if there was none."""
+    record: Bucket | None = unpack(key, value, Bucket)
+    if record is not None and record.changed_seq > published:
+        record = _DECODERS[KIND_BUCKET].decode(record.before) if record.before else None
+    return None if record is None or record.removed else record
+
+
+def before_of(record: Version | Bucket) -> bytes:
+    """What to keep as `before` of the record that replaces this one."""
+    return encode(msgspec.structs.replace(record, changed_seq=0, before=b""))
 
 
 def unpack(key: bytes, value: bytes | memoryview, struct_type: type[S]) -> S:

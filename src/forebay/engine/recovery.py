@@ -67,20 +67,27 @@ def value_for(
 
 def _inline_value(key: bytes, leader: Frame, position: int, geometry: Geometry, sources: Sequence[Source]) -> bytes | Lost:
     version = records.decode(key, leader, Version)
-    bare = records.frame(key, leader.kind, leader.meta, deleted_seq=leader.deleted_seq)
+    bare = records.frame(key, leader.kind, leader.meta, deleted_seq=leader.deleted_seq, changed=leader.changed)
     if leader.deleted_seq:
         return bare  # it needs no content any more
-    shards: list[bytes | memoryview | None] = [None] * geometry.drives
-    for _, drive in sources:
-        frame = _same_version(key, drive.get(key), version)
-        if frame is not None and frame.shard_position != NO_SHARD:
-            shards[frame.shard_position] = frame.shard
+    shards = _shards(key, version, geometry, sources)
+    wanted = shard_position(key, position, geometry)
+    if (own := shards[wanted]) is not None:
+        return records.frame(key, leader.kind, leader.meta, wanted, own, changed=leader.changed)
     if sum(s is not None for s in shards) < geometry.data:
         return Lost(bare)
     codec = ReedSolomon.of(geometry.data, geometry.parity)
     content = codec.join_small(shards, version.size)
-    wanted = shard_position(key, position, geometry)
-    return records.frame(key, leader.kind, leader.meta, wanted, codec.encode_small(content)[wanted])
+    return records.frame(key, leader.kind, leader.meta, wanted, codec.encode_small(content)[wanted], changed=leader.changed)
+
+
+def _shards(key: bytes, version: Version, geometry: Geometry, sources: Sequence[Source]) -> list[memoryview | None]:
+    shards: list[memoryview | None] = [None] * geometry.drives
+    for _, drive in sources:
+        frame = _same_version(key, drive.get(key), version)
+        if frame is not None and frame.shard_position != NO_SHARD:
+            shards[frame.shard_position] = frame.shard
+    return shards
 
 
 def shard_position(key: bytes, position: int, geometry: Geometry) -> int:
@@ -167,7 +174,12 @@ def drop_unreadable(newest: Newest, geometry: Geometry, drives: Sequence[Source]
 def _is_unreadable_addition(key: bytes, newest: Newest, geometry: Geometry, drives: Sequence[Source]) -> bool:
     if key[:1] != keyspace.TABLE_OBJECT or keyspace.version_suffix(key)[0] <= newest.log.previous:
         return False
-    try:
-        return isinstance(value_for(key, drives[0][0], geometry, drives), Lost)
-    except BadRecord:
-        return True
+    for _, drive in drives:
+        try:
+            frame = records.unframe(key, drive.get(key) or b"")
+        except BadRecord:
+            continue  # absent, or damaged here
+        if frame.kind != records.KIND_VERSION or not (version := records.decode(key, frame, Version)).inline:
+            return False
+        return sum(s is not None for s in _shards(key, version, geometry, drives)) < geometry.data
+    return False

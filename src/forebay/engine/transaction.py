@@ -85,10 +85,21 @@ class Transaction:
 
     def bucket(self, name: str) -> Bucket:
         """Raises NoSuchBucket."""
-        found = self.get(keyspace.bucket_key(name), Bucket)
+        found = self.find_bucket(name)
         if found is None:
             raise StoreError("NoSuchBucket", BucketName=name)
         return found
+
+    def find_bucket(self, name: str) -> Bucket | None:
+        """None if there is none. No other request of the batch changes a bucket that this one reads."""
+        key = keyspace.bucket_key(name)
+        raw = self.get_raw(key)
+        return None if raw is None else records.bucket_as_of(key, raw, self.published)
+
+    def put_bucket(self, record: Bucket, old: Bucket | None) -> None:
+        """Make or change a bucket (or remove it, `record.removed`); readers go by `old` until this commit is published."""
+        before = b"" if old is None else records.before_of(old)
+        self.put(keyspace.bucket_key(record.name), msgspec.structs.replace(record, changed_seq=self.seq, before=before))
 
     def newest(self, prefix: bytes) -> lookup.Entry | None:
         """See `lookup.newest`."""
@@ -163,14 +174,15 @@ class Transaction:
 
     def rewrite(self, entry: lookup.Entry, version: Version) -> None:
         """Change the metadata of a version in place; each drive keeps its own shard."""
+        version.changed_seq, version.before = self.seq, records.before_of(entry.version())
         kind, meta = entry.frame.kind, records.encode(version)
 
         def rewritten(own: bytes | None) -> bytes:
             try:
                 frame = records.unframe(entry.key, own or b"")
             except BadRecord:
-                return records.frame(entry.key, kind, meta)  # without its shard: read around, then healed
-            return records.frame(entry.key, kind, meta, frame.shard_position, frame.shard, frame.deleted_seq)
+                return records.frame(entry.key, kind, meta, changed=True)  # without its shard: read around, then repaired
+            return records.frame(entry.key, kind, meta, frame.shard_position, frame.shard, frame.deleted_seq, changed=True)
 
         self._values[entry.key] = OwnCopy(rewritten)
 
