@@ -455,3 +455,32 @@ def test_importing_forebay_is_light() -> None:
 def test_ml_dtypes_table_is_complete() -> None:
     known = {name for name in dir(ml_dtypes) if name[0].islower() and isinstance(getattr(ml_dtypes, name), type)}
     assert known - {"finfo", "iinfo"} == set(dtypes._ML)
+
+
+EXIT = """
+import sys, numpy as np, forebay
+from forebay.locations.folder import Folder
+class Slow(Folder):
+    def upload(self, *args):
+        import time
+        time.sleep(0.3)
+        if sys.argv[2] == "fail":
+            raise forebay.errors.LocationFull("upload", "x", "no space")
+        return super().upload(*args)
+forebay.save_async({"w": np.ones(9_000_000)}, Slow(sys.argv[1]))
+print("main ends", flush=True)
+"""
+
+
+@pytest.mark.parametrize("outcome", ["succeed", "fail"])
+def test_a_program_that_ends_finishes_its_saves(tmp_path: Path, outcome: str) -> None:
+    import subprocess
+    import sys
+
+    code = EXIT if outcome == "succeed" else EXIT.replace("np.ones(9_000_000)", "np.ones(9)")
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path / "c"), outcome], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (0, "main ends\n"), done.stderr
+    if outcome == "succeed":
+        assert done.stderr == "" and forebay.load(tmp_path / "c")["w"].sum() == 9_000_000
+    else:
+        assert "a save failed and nobody asked how it ended: upload x: no space" in done.stderr

@@ -7,12 +7,14 @@ else the calling thread does, through the bounded ring of `Staging`, and returns
 
 from __future__ import annotations
 
+import logging
 import os
 import secrets
 import threading
 import time
+import weakref
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -92,12 +94,16 @@ class Saved:
 
 
 class PendingSave:
-    """A save that goes on behind. Every rank has one; all of them end alike."""
+    """A save that goes on behind. Every rank has one; all of them end alike.
+
+    A program that ends waits for its saves first; one that failed and was never asked is logged then.
+    """
 
     def __init__(self, timeline: Timeline) -> None:
         self.timeline = timeline
         self._future: Future[Saved] = Future()
         self._stop: list[BaseException] = []
+        self._asked = False
 
     @property
     def done(self) -> bool:
@@ -107,15 +113,42 @@ class PendingSave:
     @property
     def error(self) -> BaseException | None:
         """Why it failed; None while it goes on, and if it did not."""
+        self._asked = self._asked or self._future.done()
         return self._future.exception() if self._future.done() else None
 
     def wait(self, timeout_s: float | None = None) -> Saved:
         """Wait for the end. Raises what it failed with, or `TimeoutError` (it goes on then)."""
-        return self._future.result(timeout_s)
+        try:
+            return self._future.result(timeout_s)
+        finally:
+            self._asked = self._future.done()
 
     def cancel(self, reason: str) -> None:
         """Make it fail soon, here and on every rank, unless it is committed already."""
         self._stop.append(SaveFailed(-1, reason))
+
+    def tell(self) -> None:
+        """Log the failure if nobody asked for it."""
+        if self._future.done() and not self._asked and (error := self.error) is not None:
+            logging.getLogger("forebay").error("a save failed and nobody asked how it ended: %s", error)
+
+    def __del__(self) -> None:
+        """No failure goes unseen."""
+        self.tell()
+
+
+_SAVES: weakref.WeakSet[PendingSave] = weakref.WeakSet()
+
+
+def _finish_saves() -> None:
+    """Before the program ends, its saves do."""
+    for pending in list(_SAVES):
+        wait([pending._future])
+        pending.tell()
+
+
+# The executors' own hook runs after those registered later, and refuses new work from then on; so this must come before it.
+threading._register_atexit(_finish_saves)  # type: ignore[attr-defined]
 
 
 class _Agreement(msgspec.Struct):
@@ -162,6 +195,7 @@ def start_save(
     except BaseException as error:
         save.fail(error)
         raise
+    _SAVES.add(save.pending)
     threading.Thread(target=save.run, name="forebay-save", daemon=False).start()
     return save.pending
 

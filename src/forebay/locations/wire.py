@@ -29,8 +29,8 @@ IDLE_S_MAX = 15.0
 RETRY_STATUSES = frozenset({408, 429, 500, 502, 503, 504})
 BACKOFF_S = 0.1
 BACKOFF_S_MAX = 5.0
-ANSWER_BYTES_MAX = 64 * 2**20
-"""No answer other than an object is longer."""
+ANSWER_BYTES_MAX = 2**31
+"""No answer that is read whole is longer; the manifest of a million pieces is a twentieth of it."""
 GATHER_MAX = 512
 """Buffers given to the kernel at once; Linux takes 1,024."""
 
