@@ -43,6 +43,7 @@ secret_key = "{OTHER_SECRET}"
         self._ready = threading.Event()
         self.process = subprocess.Popen(
             [sys.executable, "-m", "forebay.server", "--config", str(config)],
+            env={**os.environ, "XDG_RUNTIME_DIR": str(folder)},  # where it puts its UNIX socket
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -55,6 +56,7 @@ secret_key = "{OTHER_SECRET}"
             raise RuntimeError("the server did not start:\n" + "".join(self.lines))
         self.port = int(re.search(r"listening on \S+:(\d+)", "".join(self.lines))[1])
         self.endpoint = f"http://127.0.0.1:{self.port}"
+        self.unix_socket = folder / "forebay" / f"{self.port}.sock"
 
     def _read(self) -> None:
         for line in self.process.stdout:

@@ -22,6 +22,7 @@ from urllib.parse import urlsplit
 
 from forebay.errors import ConfigError, LocationUnavailable
 from forebay.locations.interface import Buffer
+from forebay.locations.same_host import connect_on_host
 
 CONNECT_TIMEOUT_S = 10.0
 IDLE_S_MAX = 15.0
@@ -156,10 +157,15 @@ class Wire:
         return None
 
     def _connect(self) -> http.client.HTTPConnection:
-        if self._context is None:
-            connection = http.client.HTTPConnection(self.host, self.port, timeout=CONNECT_TIMEOUT_S)
-        else:
+        connection: http.client.HTTPConnection
+        if self._context is not None:
             connection = http.client.HTTPSConnection(self.host, self.port, timeout=CONNECT_TIMEOUT_S, context=self._context)
+        else:
+            connection = http.client.HTTPConnection(self.host, self.port, timeout=CONNECT_TIMEOUT_S)
+            if (on_host := connect_on_host(self.host, self.port, CONNECT_TIMEOUT_S)) is not None:
+                on_host.settimeout(self._read_timeout_s)
+                connection.sock = on_host
+                return connection
         connection.connect()
         assert connection.sock is not None
         connection.sock.settimeout(self._read_timeout_s)

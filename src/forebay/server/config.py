@@ -72,6 +72,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     tls_key: str | None = None
     buffer_memory: int | str = "512MiB"
     run_dir: str | None = None
+    unix_socket: str | None = None
 
     @property
     def buffer_bytes(self) -> int:
@@ -319,6 +320,8 @@ def _check_rest(config: Config) -> None:
         raise ConfigError("tls_cert and tls_key go together: set both or neither")
     if config.buffer_bytes < BUFFER_BYTES_MIN:
         raise ConfigError(f"buffer_memory: {config.buffer_memory!r} is less than {BUFFER_BYTES_MIN >> 20} MiB, too little to work")
+    if config.unix_socket is not None and config.unix_socket != "off" and not config.unix_socket.startswith("/"):
+        raise ConfigError(f"unix_socket: {config.unix_socket!r} is neither an absolute path nor 'off'")
     for domain in config.domains:
         if not re.fullmatch(r"(?=.{1,253}$)[a-z0-9]([a-z0-9.-]*[a-z0-9])?", domain):
             raise ConfigError(f"domains: {domain!r} is not a host name in small letters, without port")

@@ -23,6 +23,7 @@ class Orders(msgspec.Struct):
     run_dir: str
     shared_path: str
     listen_fd: int
+    unix_fd: int | None  # of the socket for clients on this host
 
 
 def receive_orders(control: socket.socket) -> Orders:

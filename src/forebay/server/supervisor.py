@@ -31,6 +31,7 @@ from forebay.server.control import Channel, Message
 from forebay.server.exclusive import FolderLocks, prepare_run_dir, remove_run_dir
 from forebay.server.orders import DRAIN_S, LOG_FORMAT, Orders
 from forebay.server.sockets import bind_listeners, close_all
+from forebay.server.unix_socket import UnixListener, open_unix_listener
 
 START_TIMEOUT_S = 60.0
 RESTART_DELAY_S = 0.2  # doubled for each worker that died young, up to RESTART_DELAY_MAX_S
@@ -60,6 +61,7 @@ class Supervisor:
         self._config = config
         self._locks = FolderLocks()
         self._listeners: list[socket.socket] = []
+        self._unix: UnixListener | None = None
         self._workers: dict[int, WorkerProcess] = {}
         self._stopping = asyncio.Event()
         self._failures = 0
@@ -81,9 +83,22 @@ class Supervisor:
             self._locks.lock(config.data_dirs)  # those that were made just now
             self._background = Background(config, self._layout, shared, self.worker_pids)
             self._listeners = bind_listeners(*config.address, config.workers)
+            self._unix = self._listen_on_host()
             return await self._serve()
         finally:
             await self._shut_down()
+
+    def _listen_on_host(self) -> UnixListener | None:
+        """The UNIX socket. Raises ConfigError only for one that was asked for."""
+        config = self._config
+        host, port = self._listeners[0].getsockname()[:2]
+        try:
+            return open_unix_listener(config.unix_socket, (host, port), is_tls=config.tls_cert is not None)
+        except ConfigError as error:
+            if config.unix_socket is not None:
+                raise
+            _log.warning("clients on this host will use TCP: %s", error)
+            return None
 
     async def _serve(self) -> int:
         host, port = self._listeners[0].getsockname()[:2]
@@ -128,10 +143,12 @@ class Supervisor:
     async def _start(self, slot: int) -> None:
         ours, theirs = socket.socketpair()
         listener = self._listeners[slot]
+        unix_fd = self._unix.sock.fileno() if self._unix is not None else None
+        inherited = [theirs.fileno(), listener.fileno(), *([] if unix_fd is None else [unix_fd]), *self._locks.fds]
         try:
             process = subprocess.Popen(  # noqa: ASYNC220 - fork and exec take about a millisecond
                 [sys.executable, "-m", "forebay.server.worker", str(theirs.fileno())],
-                pass_fds=(theirs.fileno(), listener.fileno(), *self._locks.fds),
+                pass_fds=inherited,
                 stdin=subprocess.DEVNULL,
             )
         finally:
@@ -144,6 +161,7 @@ class Supervisor:
             run_dir=self._run_dir,
             shared_path=self._shared_path,
             listen_fd=listener.fileno(),
+            unix_fd=unix_fd,
         )
         ours.sendall(msgspec.json.encode(orders) + b"\n")
         ours.setblocking(False)
@@ -205,6 +223,8 @@ class Supervisor:
             except ConnectionError:
                 worker.process.terminate()
         close_all(self._listeners)
+        if self._unix is not None:
+            self._unix.close()
         if running:
             ends = [asyncio.ensure_future(worker.ended.wait()) for worker in running]
             _, late = await asyncio.wait(ends, timeout=STOP_TIMEOUT_S)

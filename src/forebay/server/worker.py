@@ -71,9 +71,14 @@ class Worker:
             server = await self._loop.create_server(
                 listener.connection, sock=sock, ssl=tls, ssl_shutdown_timeout=TLS_CLOSE_S if tls else None
             )
+            servers = [server]
+            if orders.unix_fd is not None:
+                shared = socket.socket(fileno=orders.unix_fd)
+                servers.append(await self._loop.create_unix_server(listener.connection, sock=shared))
             self._channel.say("ready")
             await self._serve(listener, counters)
-            server.close()
+            for each in servers:
+                each.close()
             await listener.drain(DRAIN_S)
             await self._loop.run_in_executor(None, engine.close)
         self._channel.close()
