@@ -15,6 +15,7 @@ from typing import Any
 
 from forebay.drive import Drive
 from forebay.engine import buckets, keyspace, multipart, objects, records
+from forebay.engine.claims import Claim, unheld_claims
 from forebay.engine.committer import Op
 from forebay.engine.engine import Engine
 from forebay.engine.erasure_set import ErasureSet
@@ -43,6 +44,7 @@ class Collector:
         self._upload_kept_s = upload_kept_s
         self._orphan_kept_s = orphan_kept_s
         self._orphans_seen_s: dict[tuple[int, int, bytes], float] = {}
+        self._claims_seen_s: dict[Claim, float] = {}
         self.collected = 0
 
     def run(self) -> None:
@@ -183,6 +185,23 @@ class Collector:
                 self._on_drive(erasure_set, position, partial(_trash, drive, blob_id))
             else:
                 seen[at] = first_s
+
+    def claims(self) -> None:
+        """Release claims that nobody holds, the second time that they are seen. Raises as `run` does.
+
+        Only copies from one set to another can leave any: within a set, a claim is part of the commit of what holds it.
+        """
+        if len(self._engine.sets) == 1:
+            return
+        now_s = time.time()
+        seen = {claim: self._claims_seen_s.get(claim, now_s) for claim in unheld_claims(self._engine, self._pace)}
+        for claim, first_s in list(seen.items()):
+            if claim in self._claims_seen_s and now_s - first_s >= self._orphan_kept_s:
+                set_index, blob_id, owner = claim
+                log.warning("set %d: blob %s is claimed by nobody: released", set_index, blob_id.hex())
+                self._submit(objects.release_blobs([blob_id], owner, set_index=set_index))
+                del seen[claim]
+        self._claims_seen_s = seen
 
     # files
 

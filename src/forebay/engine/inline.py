@@ -13,6 +13,8 @@ from forebay.errors import DriveFailed
 
 def read(erasure_set: ErasureSet, found: Found) -> bytes | None:
     """The content; None if fewer than k drives have their share (the object was replaced and reaped meanwhile, or it is lost)."""
+    if not found.version.size:
+        return b""
     geometry = erasure_set.geometry
     rotation = inline_rotation(found.entry.key[: -keyspace.VERSION_SUFFIX_BYTES], geometry.drives)
     shards: list[bytes | memoryview | None] = [None] * geometry.drives

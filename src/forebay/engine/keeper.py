@@ -337,11 +337,12 @@ class Keeper:
     # garbage
 
     def _tidy_loop(self) -> None:
-        due_s = dict.fromkeys(("trash", "collect", "orphans", "pointers"), 0.0)
+        due_s = dict.fromkeys(("trash", "collect", "orphans", "claims", "pointers"), 0.0)
         every_s = {
             "trash": min(TRASH_EVERY_S, max(self._options.trash_kept_s, 1.0)),
             "collect": self._options.collect_every_s,
             "orphans": max(self._options.orphan_kept_s, 1.0),
+            "claims": max(self._options.orphan_kept_s, 1.0) * 6,
             "pointers": POINTERS_EVERY_S,
         }
         while not self._stop.wait(1.0):
@@ -356,6 +357,8 @@ class Keeper:
                 self._collector.trash(self._options.trash_kept_s)
             elif name == "orphans":
                 self._collector.orphans()
+            elif name == "claims":
+                self._collector.claims()
             elif name == "pointers":
                 self._collector.pointers()
             else:

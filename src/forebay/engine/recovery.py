@@ -72,7 +72,8 @@ def _inline_value(key: bytes, leader: Frame, position: int, geometry: Geometry, 
         return bare  # it needs no content any more
     shards = _shards(key, version, geometry, sources)
     wanted = shard_position(key, position, geometry)
-    if (own := shards[wanted]) is not None:
+    own = shards[wanted] if version.size else b""
+    if own is not None:
         return records.frame(key, leader.kind, leader.meta, wanted, own, changed=leader.changed)
     if sum(s is not None for s in shards) < geometry.data:
         return Lost(bare)
@@ -179,7 +180,8 @@ def _is_unreadable_addition(key: bytes, newest: Newest, geometry: Geometry, driv
             frame = records.unframe(key, drive.get(key) or b"")
         except BadRecord:
             continue  # absent, or damaged here
-        if frame.kind != records.KIND_VERSION or not (version := records.decode(key, frame, Version)).inline:
+        if frame.kind != records.KIND_VERSION:
             return False
-        return sum(s is not None for s in _shards(key, version, geometry, drives)) < geometry.data
+        version = records.decode(key, frame, Version)
+        return version.inline and version.size > 0 and sum(s is not None for s in _shards(key, version, geometry, drives)) < geometry.data
     return False

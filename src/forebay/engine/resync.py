@@ -179,13 +179,19 @@ class Resync:
             _commit_alone(self._drive, puts, deletes)
 
     def _value(self, key: bytes) -> bytes | Lost | None:
-        leaders, geometry = self._leaders(), self._set.geometry
-        value = recovery.value_for(key, self._position, geometry, leaders, [(self._position, self._drive)])
-        if value is None and (having := [(p, d) for p, d in leaders if d.get(key) is not None]):
-            # The first drive has lost it: no reason to lose it everywhere.
-            self._set.report_bad_record(leaders[0][0], BadRecord(key, "the record is missing"))
-            value = recovery.value_for(key, self._position, geometry, having)
-        return value
+        """What the drive should hold under `key`, by what at least half of the current drives hold."""
+        leaders = self._leaders()
+        having = [(p, d) for p, d in leaders if d.get(key) is not None]
+        if 2 * len(having) < len(leaders):
+            self._report(key, having)
+            return None
+        self._report(key, [source for source in leaders if source not in having])
+        return recovery.value_for(key, self._position, self._set.geometry, having, [(self._position, self._drive)])
+
+    def _report(self, key: bytes, different: list[Source]) -> None:
+        """Some current drives have lost a record, or kept one that the others have not."""
+        for position, _ in different:
+            self._set.report_bad_record(position, BadRecord(key, "most drives of the set say otherwise"))
 
     def _ask(self, call: Callable[[], T]) -> T:
         """Have a thread of the drive make a call, so that this one does not hang with it; blames the drive whose error comes back."""
@@ -254,13 +260,18 @@ class Resync:
 
     def _compare_chunk(self, start: bytes, stop: bytes) -> bytes | None:
         """Compare some records from `start` on; returns where to go on, None at `stop`."""
-        _, leader = self._leaders()[0]
-        theirs, after_theirs = self._ask(partial(_some, leader, start, stop))
-        own, after_own = self._ask(partial(_some, self._drive, start, after_theirs or stop))
-        end = after_own or after_theirs
-        values = dict(own)
-        wanted = [k for k, v in theirs if (not end or k < end) and not self._is_right(k, v, values.pop(k, None))]
-        self._put_right([*wanted, *values])
+        end: bytes | None = None
+        theirs: dict[bytes, list[bytes]] = {}
+        scans = [self._ask(partial(_some, leader, start, stop)) for _, leader in self._leaders()]
+        own, after = self._ask(partial(_some, self._drive, start, stop))
+        end = min((at for at in (after, *(at for _, at in scans)) if at is not None), default=None)
+        for found, _ in scans:
+            for key, raw in found:
+                if end is None or key < end:
+                    theirs.setdefault(key, []).append(raw)
+        values = {key: raw for key, raw in own if end is None or key < end}
+        wrong = [k for k, found in theirs.items() if len(found) < len(scans) or not self._is_right(k, found[0], values.get(k))]
+        self._put_right([*wrong, *(key for key in values if key not in theirs)])
         return end
 
     def _is_right(self, key: bytes, theirs: bytes, own: bytes | None) -> bool:

@@ -15,6 +15,7 @@ import msgspec
 
 from forebay.drive import Drive
 from forebay.engine import keyspace, records
+from forebay.engine.committer import Op
 from forebay.engine.engine import Engine
 from forebay.engine.erasure_set import ErasureSet
 from forebay.engine.heal import Unhealable, ask, check_blocks, walk
@@ -61,6 +62,7 @@ class Scrubber:
                 self._check_index(erasure_set, start, stop)
             for key, raw in walk(erasure_set, keyspace.TABLE_BLOB):
                 self._check_blob(erasure_set, key[1:], records.unpack(key, raw, Blob))
+            self._engine.submit(Op(lambda _: None, set_index=erasure_set.index)).wait()  # what is to be healed is on record now
 
     def _add_to_total(self, erasure_set: ErasureSet) -> None:
         for key, raw in walk(erasure_set, keyspace.TABLE_BLOB):
