@@ -199,7 +199,7 @@ def test_a_failed_save_is_raised_at_the_next_call_and_the_one_before_stays(tmp_p
         assert pending is not None
         while not pending.done:
             time.sleep(0.01)
-        with pytest.raises(LocationError, match="503 Slow Down") as raised:
+        with pytest.raises(LocationError, match=r"503 Slow Down, after 5 tries \(writing 'w'\)") as raised:
             ckpt.maybe_save(3, state_of(3))
         assert any("step 2 of" in note for note in raised.value.__notes__)
         assert ckpt.latest_step() is not None
@@ -407,6 +407,6 @@ def test_every_save_and_restore_leaves_a_timeline(tmp_path: Path) -> None:
         ckpt.save(1, state_of(1)).wait()
         ckpt.restore(state_of(0))
         saved, restored = (timeline.totals() for timeline in ckpt.timelines)
-    assert {"plan", "upload", "report", "commit"} <= set(saved)
+    assert {"plan", "upload", "commit"} <= set(saved)
     assert {"match", "read", "checksum"} <= set(restored)
     assert saved["upload"].size_bytes > 0 and restored["read"].size_bytes > 0

@@ -13,8 +13,9 @@ import secrets
 import threading
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -47,7 +48,7 @@ from forebay.checkpoint.timeline import Timeline
 from forebay.checkpoint.tree import flatten
 from forebay.codec import combine_crc64nvme, crc64nvme
 from forebay.directio import Slot
-from forebay.errors import CheckpointExists, ForebayError, SaveFailed
+from forebay.errors import CheckpointExists, ForebayError, LocationError, SaveFailed
 from forebay.locations import Entry, Location, Upload
 
 PARTS_MAX = 10_000
@@ -125,7 +126,7 @@ class PendingSave:
 
     def cancel(self, reason: str) -> None:
         """Make it fail soon, here and on every rank, unless it is committed already."""
-        self._stop.append(SaveFailed(-1, reason))
+        self._stop.append(SaveFailed(self.timeline.rank, reason))
 
     def tell(self) -> None:
         """Log the failure if nobody asked for it."""
@@ -394,7 +395,7 @@ class _Save:
         if copied:
             self.timeline.add("copy", self._plan.files[part.file].key, start_s, self.timeline.now_s() - start_s, part.size_bytes)
         else:
-            with self.timeline.span("upload", self._plan.files[part.file].key, part.size_bytes):
+            with self.timeline.span("upload", self._plan.files[part.file].key, part.size_bytes), self._naming_arrays(part):
                 state.upload.write_part(part.index, buffers)
         with self._lock:
             self._crcs.update({(c.piece, c.block): (c.crc, c.size_bytes) for c in crcs})
@@ -404,6 +405,16 @@ class _Save:
         if last:
             with self.timeline.span("sync", self._plan.files[part.file].key):
                 self._entries[part.file] = state.upload.complete()
+
+    @contextmanager
+    def _naming_arrays(self, part: Part) -> Iterator[None]:
+        """Say of a failed request which arrays were on their way."""
+        try:
+            yield
+        except LocationError as error:
+            names = [self._specs[self._plan.pieces[segment.piece].array].name for segment in part.segments]
+            shown = ", ".join(map(repr, names[:3])) + f" and {len(names) - 3} more" * (len(names) > 3)
+            raise type(error)(error.operation, error.url, f"{error.message} (writing {shown or 'a file header'})") from error
 
     def _check_stop(self) -> None:
         if self.pending._stop:
@@ -485,7 +496,7 @@ class _Save:
             if file not in self._entries:
                 state.upload.abort()
         if self.attempt.group.size > 1:
-            self.attempt.report_failure(str(error) or repr(error))
+            self.attempt.report_failure(error)
         if not self._may_be_committed or isinstance(error, CheckpointExists):
             self._remove_data()
         self._sources = []
