@@ -373,7 +373,7 @@ def test_any_rank_can_finish_the_commit(tmp_path: Path, monkeypatch: pytest.Monk
         return real(self, built)
 
     monkeypatch.setattr(Attempt, "_commit", commit)
-    monkeypatch.setattr(Attempt, "report_failure", lambda self, message: None)
+    monkeypatch.setattr(Attempt, "report_failure", lambda self, error: None)
     results = Ranks(2).run(lambda group: forebay.save(big_tree(), tmp_path / "run", step=2, group=group))
     assert isinstance(results[1], forebay.Saved)
     assert forebay.load(tmp_path / "run")["n"] == 3

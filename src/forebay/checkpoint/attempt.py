@@ -49,9 +49,15 @@ class Attempt:
         data = records.encode(records.INDEX_FORMAT, index)
         self.location.put(f"{self._folder}/{_index_name(self.group.rank)}", data)
 
-    def report_failure(self, message: str) -> None:
-        """Stop the other ranks. Best effort: what cannot be reported they notice by time or by the group."""
-        record = HostFailure(self.group.rank, message)
+    def report_failure(self, error: BaseException) -> None:
+        """Stop the other ranks. Best effort: what cannot be reported they notice by time or by the group.
+
+        A rank that stops because of another passes on whose failure it was.
+        """
+        if isinstance(error, SaveFailed):
+            record = HostFailure(error.rank, error.message)
+        else:
+            record = HostFailure(self.group.rank, str(error) or repr(error))
         try:
             key = f"{self._folder}/{_failure_name(self.group.rank)}"
             self.location.put(key, records.encode(records.FAILURE_FORMAT, record))
