@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 .DEFAULT_GOAL := help
 
 help:
-	@echo "make demo    the main job: store a checkpoint, crash the server, lose a drive, get it back byte for byte"
+	@echo "make demo    the main job: checkpoints survive crashes and lost drives; training resumes bit for bit"
 	@echo "make test    lint, types, and all tests, the real S3 clients included"
 	@echo "make lint    lint and types only        make format   format imports and mend what ruff can mend"
 	@echo "make bench   measure a store of four drives in this folder; the report goes to bench-out/"
