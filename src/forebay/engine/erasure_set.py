@@ -11,7 +11,7 @@ from typing import NamedTuple, NoReturn, TypeVar
 
 from forebay.drive import Drive, crash_point
 from forebay.engine import keyspace, recovery
-from forebay.engine.lanes import Gather, Lanes
+from forebay.engine.lanes import Abandoned, Gather, Lanes
 from forebay.engine.once import Once
 from forebay.engine.placement import Geometry
 from forebay.engine.records import BadRecord, Log, pack, unpack
@@ -68,6 +68,7 @@ class ErasureSet:
         self._current_at: list[Drive | None] = [None] * geometry.drives
         self._mutex = threading.Lock()
         self._published_ordinal = (-1, 0)  # (sequence number, ordinal) of the commit that this process published last
+        self._closed = False
         self.bad_records = 0
         self._reported = Once()
         self.on_bad_record: Callable[[int, bytes], None] = lambda position, key: None
@@ -119,10 +120,12 @@ class ErasureSet:
 
     def take_out(self, position: int, error: BaseException | str, state: DriveState = DriveState.OFFLINE) -> None:
         """A drive failed: no process uses it until it is admitted again."""
+        if self._closed or (isinstance(error, Abandoned) and state is DriveState.OFFLINE):
+            return  # says nothing about the drive: it was out already, and may be back by now
         if self.shared.lower_state(self.index, position, state, str(error)):
             log.error("set %d, drive %d is taken out: %s", self.index, position, error)
         if state is DriveState.OFFLINE:
-            self._abandon(position, DriveFailed(f"drive {position}", f"it was taken out: {error}"))
+            self._abandon(position, f"it was taken out: {error}")
 
     def published(self) -> int:
         """The newest commit that may be seen."""
@@ -157,9 +160,10 @@ class ErasureSet:
         )
 
     def close(self) -> None:
-        """Close the drives."""
+        """Close the drives. What is asked after this fails, and takes no drive out."""
+        self._closed = True
         for lanes in (*self._commit_lanes, *self._io_lanes):
-            lanes.close(DriveFailed("the drives", "the store is closed"))
+            lanes.close(Abandoned("the drives", "the store is closed"))
         for drive in self._drives:
             if drive is not None:
                 drive.close()
@@ -167,10 +171,10 @@ class ErasureSet:
     def _new_lanes(self, position: int, kind: str, threads: int) -> Lanes:
         return Lanes(f"set{self.index}-drive{position}-{kind}", threads)
 
-    def _abandon(self, position: int, error: DriveFailed) -> None:
+    def _abandon(self, position: int, why: str) -> None:
         """Calls that hang keep their threads; those that wait behind them fail now, and the drive gets new threads when it is back."""
-        self._commit_lanes[position].abandon(error)
-        self._io_lanes[position].abandon(error)
+        self._commit_lanes[position].abandon(Abandoned(f"drive {position}", why))
+        self._io_lanes[position].abandon(Abandoned(f"drive {position}", why))
 
     def _open_again(self, position: int) -> None:
         with self._mutex:
@@ -185,7 +189,7 @@ class ErasureSet:
                 self.take_out(position, e)
                 return
             self._epochs[position] = epoch
-            self._abandon(position, DriveFailed(f"drive {position}", "it was opened again"))
+            self._abandon(position, "it was opened again")
             self._commit_lanes[position] = self._new_lanes(position, "commit", 1)
             self._io_lanes[position] = self._new_lanes(position, "io", IO_LANES)
 
@@ -317,7 +321,7 @@ class ErasureSet:
             self.shared.set_tried(self.index, tried)  # full drives did nothing: all are where they were
             return done, errors
         for p, error in errors.items():
-            self.take_out(p, error, DriveState.STALE if isinstance(error, DriveFull) else DriveState.OFFLINE)
+            self.take_out(p, error, DriveState.STALE if isinstance(error, (DriveFull, Abandoned)) else DriveState.OFFLINE)
         return done, errors
 
     def _fail(self, seq: int, done: set[int], errors: dict[int, BaseException]) -> NoReturn:

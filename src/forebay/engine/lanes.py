@@ -12,6 +12,12 @@ import time
 from collections.abc import Callable
 from queue import Empty, SimpleQueue
 
+from forebay.errors import DriveFailed
+
+
+class Abandoned(DriveFailed):
+    """A call that was never made, as its drive was taken out, or opened again, while it waited. It says nothing new about the drive."""
+
 
 class Gather:
     """Collects the outcomes of calls by position. `outcomes[p]` is the value returned or the exception raised."""
