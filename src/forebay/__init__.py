@@ -17,7 +17,7 @@ from forebay._version import __version__
 if TYPE_CHECKING:
     from forebay.checkpoint.api import load, open, save, save_async
     from forebay.checkpoint.checkpointer import Checkpointer
-    from forebay.checkpoint.group import Group
+    from forebay.checkpoint.group import Group, SingleProcess
     from forebay.checkpoint.handle import Checkpoint
     from forebay.checkpoint.policy import Best, Every, Keep
     from forebay.checkpoint.read import LoadOptions
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "save": "api", "save_async": "api", "load": "api", "open": "api", "Checkpoint": "handle", "Checkpointer": "checkpointer",
-    "Best": "policy", "Every": "policy", "Keep": "policy", "Group": "group", "LoadOptions": "read", "PendingSave": "write",
-    "SaveOptions": "write", "Saved": "write", "Timeline": "timeline", "timelines": "timeline",
+    "Best": "policy", "Every": "policy", "Keep": "policy", "Group": "group", "SingleProcess": "group", "LoadOptions": "read",
+    "PendingSave": "write", "SaveOptions": "write", "Saved": "write", "Timeline": "timeline", "timelines": "timeline",
 }  # fmt: skip
 
 __all__ = [
     "Best", "Checkpoint", "Checkpointer", "Every", "Group", "Keep", "LoadOptions", "PendingSave", "SaveOptions", "Saved",
-    "Timeline", "__version__", "load", "open", "save", "save_async", "timelines",
+    "SingleProcess", "Timeline", "__version__", "load", "open", "save", "save_async", "timelines",
 ]  # fmt: skip
 
 

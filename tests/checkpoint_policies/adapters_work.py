@@ -64,3 +64,15 @@ def fsdp_load(rank: int, dcp_path: str, own_path: str) -> list[dict[str, Any]]:
         state = forebay.load(path, state_of(*sharded_model(2)))
         loaded.append(whole(state))
     return loaded
+
+
+def fetch_for_trainer(rank: int, path: str, output_dir: str) -> dict[str, Any]:
+    """Rank 0 writes the folder that Trainer resumes from; the group goes on in step."""
+    from forebay.transformers import ForebayCallback
+
+    callback = ForebayCallback(path)
+    folder = callback.fetch(output_dir)
+    group = callback.checkpointer.group
+    heard = group.broadcast(b"in step" if rank == 0 else None, 30.0).decode()
+    callback.checkpointer.close()
+    return {"folder": folder, "heard": heard}

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from ranks import Ranks
 
 import forebay
 from forebay.checkpoint import catalog
@@ -138,3 +139,20 @@ def test_trainer_resumes_as_if_it_had_not_stopped(tmp_path: Path) -> None:
     resumed, again = hf_train(tmp_path / "b", 12, 12, resume=True)
     assert again == losses[:7] + losses[8:], "bit for bit; Trainer logs step 8 after its callbacks, so that line is lost"
     assert all(torch.equal(whole[name], resumed[name]) for name in whole)
+
+
+def test_trainers_folder_for_several_ranks(tmp_path: Path) -> None:
+    from forebay.checkpoint.adapters.transformers import _random_state
+
+    state = {
+        "model": {"w": torch.ones(2, 2)}, "optimizer": {"state": {}, "param_groups": []}, "scheduler": {"last_epoch": 3},
+        "trainer": '{"global_step": 3}', "random": [_random_state(), _random_state()],
+    }  # fmt: skip
+    forebay.save(state, tmp_path / "run", step=3)
+    results = Ranks("adapters_work", "fetch_for_trainer", 2, "torch", str(tmp_path / "run"), str(tmp_path / "out")).wait()
+    folder = tmp_path / "out" / "checkpoint-3"
+    assert results == [{"folder": str(folder), "heard": "in step"}] * 2
+    assert sorted(p.name for p in folder.iterdir()) == [
+        "model.safetensors", "optimizer.pt", "rng_state_0.pth", "rng_state_1.pth", "scheduler.pt", "trainer_state.json",
+    ]  # fmt: skip
+    assert torch.load(folder / "scheduler.pt", weights_only=True) == {"last_epoch": 3}

@@ -15,6 +15,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from forebay.checkpoint import api
 from forebay.checkpoint.checkpointer import Checkpointer
+from forebay.checkpoint.group import SingleProcess
 from forebay.checkpoint.read import LoadOptions
 
 
@@ -50,7 +51,8 @@ class ForebayCallback(TrainerCallback):
             return None
         folder = Path(output_dir) / f"checkpoint-{step}"
         if self.checkpointer.group.rank == 0:
-            _write_folder(folder, api.load(self.checkpointer.location, step=step, options=LoadOptions(arrays="torch")))
+            saved = api.load(self.checkpointer.location, step=step, group=SingleProcess(), options=LoadOptions(arrays="torch"))
+            _write_folder(folder, saved)
         self.checkpointer.group.broadcast(b"written" if self.checkpointer.group.rank == 0 else None, 1800.0)
         return str(folder)
 
