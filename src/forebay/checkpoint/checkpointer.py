@@ -117,6 +117,7 @@ class Checkpointer:
         self._last: tuple[int, bool] | None = None
         self._last_save_s = clock()
         self._base: Location | None = None
+        self._newest_save: tuple[Location, PendingSave] | None = None
         homes = dict.fromkeys([self.location.url, self.temporary_location.url])
         self._keeper = Housekeeper((self.location, self.temporary_location)[: len(homes)], keep)
         self._behind = ThreadPoolExecutor(1, "forebay-housekeeping")
@@ -304,6 +305,7 @@ class Checkpointer:
             return None
         home = self.temporary_location if temporary else self.location
         self._make_room()
+        self._choose_base()
         numbers = {name: float(value) for name, value in (metrics or {}).items()}
         pending = start_save(
             home.child(catalog.step_name(step)), make_state(), step=step, group=self.group,
@@ -313,8 +315,9 @@ class Checkpointer:
         )  # fmt: skip
         self._last, self._last_save_s = (step, temporary), self._clock()
         self._pending.append((step, pending))
+        self._newest_save = (home.child(catalog.step_name(step)), pending)
         self.timelines.append(pending.timeline)
-        self._chores.append(self._behind.submit(self._after, pending, home.child(catalog.step_name(step))))
+        self._chores.append(self._behind.submit(self._after, pending))
         return pending
 
     def _promote(self, step: int) -> None:
@@ -335,11 +338,20 @@ class Checkpointer:
         for pending in going[: len(going) - SAVES_IN_FLIGHT_MAX + 1]:
             _ended(pending)
 
-    def _after(self, pending: PendingSave, checkpoint: Location) -> None:
-        """Behind: once a save has ended well, share its bytes with the next and tidy up."""
+    def _choose_base(self) -> None:
+        """The newest complete checkpoint of this object, for the next to share its bytes. Saves in flight may end later, so of
+        two that follow at once the second shares with an older one.
+        """
+        if self._newest_save is not None and self._newest_save[1].done:
+            checkpoint, pending = self._newest_save
+            if pending.error is None:
+                self._base = checkpoint if checkpoint.copies_parts else None
+            self._newest_save = None
+
+    def _after(self, pending: PendingSave) -> None:
+        """Behind: once a save has ended well, tidy up."""
         if _ended(pending) is not None:
             return
-        self._base = checkpoint if checkpoint.copies_parts else None
         if self.group.rank == 0:
             self._keeper.tidy()
 

@@ -197,7 +197,10 @@ def chunk_boxes(shape: tuple[int, ...], chunk: tuple[int, ...], itemsize: int) -
 
 
 def kvstore_of(location: Location, folder: str = "") -> dict[str, Any]:
-    """TensorStore's name for a folder of a location. Raises `FormatUnknown` for a place it does not reach."""
+    """TensorStore's name for a folder of a location. For S3 it takes endpoint and credentials from the environment.
+
+    Raises `FormatUnknown` for a place that TensorStore does not reach.
+    """
     parts = urlsplit(location.url)
     path = "/".join(filter(None, [parts.path.strip("/"), folder])) + "/"
     if parts.scheme == "":
@@ -205,7 +208,7 @@ def kvstore_of(location: Location, folder: str = "") -> dict[str, Any]:
     if parts.scheme == "gs":
         return {"driver": "gcs", "bucket": parts.netloc, "path": path}
     if parts.scheme == "s3":
-        endpoint = getattr(location, "endpoint", None) or os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
+        endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
         region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
         given = {"endpoint": endpoint, "aws_region": region if endpoint is None else region or "us-east-1"}
         return {"driver": "s3", "bucket": parts.netloc, "path": path, **{k: v for k, v in given.items() if v}}
