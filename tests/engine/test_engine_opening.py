@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from engine_store import Store, assert_drives_agree, pattern
+from engine_store import Store, assert_drives_agree, pattern, wait_until
 from test_engine_crashes import Nursery
 
 from forebay.drive import LocalDrive
@@ -17,7 +17,7 @@ from forebay.engine.opening import START_GAP, prepare
 from forebay.engine.placement import Geometry
 from forebay.engine.recovery import newest_log
 from forebay.engine.shared import DriveState, SharedState
-from forebay.errors import ConfigError, DriveMismatch, ForebayError
+from forebay.errors import ConfigError, DriveFailed, DriveMismatch, ForebayError
 
 
 @pytest.fixture
@@ -143,6 +143,47 @@ def test_an_index_that_vanished_is_filled_again(store: Store) -> None:
     assert_drives_agree(store)
     store.restart(without=(0,))
     assert store.content() == {b"key": pattern(100_000)}
+    store.stop()
+
+
+def truncate_index(path: str) -> None:
+    """As a filesystem leaves it that lost its newest blocks: reading it through LMDB's map is a SIGBUS."""
+    os.truncate(Path(path, "index", "data.mdb"), 8192)
+
+
+def test_an_index_that_kills_its_reader_keeps_only_its_drive_out(store: Store) -> None:
+    truncate_index(store.paths[2])
+    store.start()
+    assert store.states() == [DriveState.CURRENT, DriveState.CURRENT, DriveState.OFFLINE, DriveState.CURRENT]
+    assert store.content() == {b"key": pattern(100_000)}
+    keeper = store.keeper()
+    keeper.start()
+    wait_until(lambda: "SIGBUS" in keeper.drives()[2].reason or "SIGSEGV" in keeper.drives()[2].reason)
+    store.wipe(2)
+    wait_until(lambda: keeper.drives()[2].state == "current" and not keeper.drives()[2].is_filling)
+    keeper.close()
+    assert_drives_agree(store)
+    store.stop()
+
+
+def test_the_drive_that_killed_a_worker_is_found_and_stays_out(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    store.start()
+    keeper = store.keeper()
+    bad = [store.paths[1]]
+
+    def check(path: str) -> int:  # a really bad one would kill this process too, when the drive is probed
+        if path in bad:
+            raise DriveFailed(path, "reading the index ends in SIGBUS")
+        return 1
+
+    monkeypatch.setattr("forebay.engine.keeper.check_index", check)
+    keeper.start()
+    keeper.check_indexes()
+    wait_until(lambda: store.states().count(DriveState.CURRENT) == 3 and keeper._reasons.get((0, 1)))
+    assert keeper.drives()[1].state == "offline" and "SIGBUS" in keeper.drives()[1].reason
+    bad.clear()
+    wait_until(lambda: store.states() == [DriveState.CURRENT] * 4)
+    keeper.close()
     store.stop()
 
 

@@ -1,6 +1,6 @@
 """One drive: its identity, its index, its shard files, and the seam where faults are injected."""
 
-from forebay.drive.check import DEADLY_SIGNALS, check_index
+from forebay.drive.check import DEADLY_SIGNALS, check_index, check_opening
 from forebay.drive.crash import crash_point
 from forebay.drive.filesystem import FolderKind, classify_folder, filesystem_identity
 from forebay.drive.interface import (
@@ -32,6 +32,7 @@ __all__ = [
     "ShardWriter",
     "Space",
     "check_index",
+    "check_opening",
     "classify_folder",
     "crash_point",
     "filesystem_identity",

@@ -18,7 +18,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from forebay.drive import FolderKind, classify_folder
+from forebay.drive import FolderKind, check_opening, classify_folder
 from forebay.engine.erasure_set import ErasureSet
 from forebay.engine.opening import Layout, format_drive, refill_if_safe
 from forebay.engine.resync import Resync, Stopped
@@ -54,14 +54,19 @@ def _let_in(erasure_set: ErasureSet, layout: Layout, position: int) -> str:
             return "the folder is empty or missing, perhaps because its disk is not mounted; if not: forebay drive replace"
     elif kind is not FolderKind.OURS:
         return "the folder holds something that is not a Forebay drive"
-    prove(erasure_set, position)
+    prove(erasure_set, path, position)
     erasure_set.shared.admit_again(erasure_set.index, position, DriveState.STALE, "it is back, its index is not up to date")
     log.warning("set %d, drive %d (%s) is back", erasure_set.index, position, path)
     return ""
 
 
-def prove(erasure_set: ErasureSet, position: int) -> None:
-    """Open the drive afresh and have it write, read back, and tell its sequence number. Raises DriveError."""
+def prove(erasure_set: ErasureSet, path: str, position: int) -> None:
+    """Open the drive afresh and have it write, read back, and tell its sequence number. Raises DriveError.
+
+    First in a process of its own, as a damaged index kills whoever reads it.
+    """
+    for failure in check_opening([path]).values():
+        raise failure
     drive = erasure_set.open_fresh(position)
     try:
         drive.probe()
@@ -82,7 +87,7 @@ def replace(erasure_set: ErasureSet, layout: Layout, position: int) -> None:
         if kind is FolderKind.FOREIGN:
             raise StoreError("InvalidRequest", f"{path} is no folder, or holds something else. Empty it, or mount an empty disk there.")
         format_drive(layout, erasure_set.index, position)
-        prove(erasure_set, position)
+        prove(erasure_set, path, position)
     except DriveMismatch as e:
         raise StoreError("InvalidRequest", f"{e}. Empty the folder, or mount an empty disk there.") from e
     except DriveError as e:

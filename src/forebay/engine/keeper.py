@@ -15,7 +15,7 @@ from typing import TypeVar
 
 import msgspec
 
-from forebay.drive import Drive
+from forebay.drive import Drive, FolderKind, check_index, classify_folder
 from forebay.engine import admission, keyspace
 from forebay.engine.collect import Collector
 from forebay.engine.engine import Engine
@@ -25,7 +25,7 @@ from forebay.engine.opening import FILL_KEY, Layout
 from forebay.engine.pace import Stopping
 from forebay.engine.scrub import Counts, Scrubber
 from forebay.engine.shared import DriveState
-from forebay.errors import StoreError
+from forebay.errors import DriveError, DriveFailed, StoreError
 
 log = logging.getLogger("forebay.engine")
 
@@ -116,6 +116,7 @@ class Keeper:
         self._threads: list[threading.Thread] = []
         self._admissions: dict[tuple[int, int], threading.Thread] = {}
         self._reasons: dict[tuple[int, int], str] = {}
+        self._suspects: set[tuple[int, int]] = set()  # their whole index must be readable before they come back
         self._heal = HealStatus(False, 0, 0, 0, 0, 0, 0, 0.0, 0.0)
         self._progress: Progress | None = None  # of the pass under way
         self._scrub = ScrubStatus(False, 0.0, 0.0, 0, 0, 0, 0, 0, 0, 0.0)
@@ -135,6 +136,12 @@ class Keeper:
         self._scrub_now.set()
         for thread in (*self._threads, *self._admissions.values()):
             thread.join(2 * PROBE_TIMEOUT_S)  # a drive that hangs keeps its thread, which is a daemon
+
+    def check_indexes(self) -> None:
+        """A worker died of a signal that a damaged index causes: find the drive and take it out. Returns at once."""
+        for erasure_set in self._engine.sets:
+            for position, drive in erasure_set.current():
+                self._begin(erasure_set, position, partial(self._check_index, erasure_set, position, drive.path))
 
     # questions
 
@@ -228,7 +235,13 @@ class Keeper:
     def _admit(self, erasure_set: ErasureSet, position: int) -> None:
         at = (erasure_set.index, position)
         try:
+            path = self._layout.paths[at[0]][position]
+            if at in self._suspects and classify_folder(path) is FolderKind.OURS:
+                check_index(path)
+            self._suspects.discard(at)
             reason = admission.admit(erasure_set, self._layout, position, self._stop.is_set)
+        except DriveError as e:
+            reason = str(e)
         except Exception as e:
             log.exception("set %d, drive %d: admitting it failed in an unforeseen way", *at)
             reason = repr(e)
@@ -237,6 +250,13 @@ class Keeper:
         self._reasons[at] = reason
         if not reason:
             self._heal_now.set()
+
+    def _check_index(self, erasure_set: ErasureSet, position: int, path: str) -> None:
+        try:
+            check_index(path)
+        except DriveFailed as e:
+            self._suspects.add((erasure_set.index, position))
+            erasure_set.take_out(position, e)
 
     def _probe(self, erasure_set: ErasureSet, position: int) -> None:
         drive = erasure_set.drive(position)

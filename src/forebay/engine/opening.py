@@ -24,14 +24,23 @@ from __future__ import annotations
 import logging
 import os
 import uuid
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 
 import msgspec
 
-from forebay.drive import PEER_KEY_PREFIX, Drive, FolderKind, Identity, LocalDrive, classify_folder, filesystem_identity
+from forebay.drive import (
+    PEER_KEY_PREFIX,
+    Drive,
+    FolderKind,
+    Identity,
+    LocalDrive,
+    check_opening,
+    classify_folder,
+    filesystem_identity,
+)
 from forebay.drive.failures import Reporting
 from forebay.engine import keyspace, recovery
 from forebay.engine.committer import Notify, notify_directly
@@ -40,7 +49,7 @@ from forebay.engine.erasure_set import ErasureSet
 from forebay.engine.placement import Geometry
 from forebay.engine.records import Log, pack
 from forebay.engine.shared import DriveState, SharedState
-from forebay.errors import ConfigError, DriveError, DriveMismatch
+from forebay.errors import ConfigError, DriveError, DriveFailed, DriveMismatch
 
 log = logging.getLogger("forebay.engine")
 
@@ -83,11 +92,15 @@ def prepare(paths: Sequence[str], geometry: Geometry, shared: SharedState) -> La
     if len(set(paths)) != len(paths):
         raise ConfigError("the same drive folder is named twice")
     kinds = {p: classify_folder(p) for p in paths}
+    unreadable: dict[str, DriveFailed] = {}
     if not any(kind is FolderKind.OURS for kind in kinds.values()):
         layout = _format_all(paths, kinds, geometry)
     else:
-        layout = _recognise(paths, kinds, geometry)
-    drives = _open_all(layout)
+        unreadable = check_opening([p for p, kind in kinds.items() if kind is FolderKind.OURS])
+        for failure in unreadable.values():
+            log.error("%s", failure)
+        layout = _recognise(paths, kinds, geometry, unreadable)
+    drives = _open_all(layout, unreadable)
     try:
         _finish_format(layout, drives)
         _refill_replaced(layout, drives)
@@ -162,7 +175,7 @@ def _format_all(paths: list[str], kinds: dict[str, FolderKind], geometry: Geomet
     return layout
 
 
-def _recognise(paths: list[str], kinds: dict[str, FolderKind], geometry: Geometry) -> Layout:
+def _recognise(paths: list[str], kinds: dict[str, FolderKind], geometry: Geometry, unreadable: Collection[str]) -> Layout:
     """Place every folder: drives by their identity, the rest where the peers remember them or where a place is free."""
     identities: dict[str, Identity] = {}
     for path, kind in kinds.items():
@@ -186,10 +199,10 @@ def _recognise(paths: list[str], kinds: dict[str, FolderKind], geometry: Geometr
             f"the store was made with {first.data}+{first.parity} drives a set, which cannot be changed to "
             f"{geometry.data}+{geometry.parity}; start it with --parity {first.parity}"
         )
-    return _place(paths, identities, first)
+    return _place(paths, identities, first, unreadable)
 
 
-def _place(paths: list[str], identities: dict[str, Identity], first: Identity) -> Layout:
+def _place(paths: list[str], identities: dict[str, Identity], first: Identity, unreadable: Collection[str]) -> Layout:
     n = first.data + first.parity
     placed: dict[tuple[int, int], str] = {}
     for path, identity in identities.items():
@@ -201,7 +214,7 @@ def _place(paths: list[str], identities: dict[str, Identity], first: Identity) -
         placed[at] = path
     free = [(s, p) for s in range(first.sets) for p in range(n) if (s, p) not in placed]
     loose = [path for path in paths if path not in identities]
-    remembered = _remembered_paths(identities)
+    remembered = _remembered_paths({path: found for path, found in identities.items() if path not in unreadable})
     for path in list(loose):
         at = remembered.get(path, (-1, -1))
         if at in free:
@@ -227,11 +240,11 @@ def _remembered_paths(identities: dict[str, Identity]) -> dict[str, tuple[int, i
     return found
 
 
-def _open_all(layout: Layout) -> OpenDrives:
+def _open_all(layout: Layout, unreadable: Collection[str]) -> OpenDrives:
     drives: OpenDrives = {}
     for set_index, paths in enumerate(layout.paths):
         for position, path in enumerate(paths):
-            if classify_folder(path) is FolderKind.OURS:
+            if path not in unreadable and classify_folder(path) is FolderKind.OURS:
                 try:
                     drives[set_index, position] = _open(layout, set_index, position)
                 except DriveError as e:

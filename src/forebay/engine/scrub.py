@@ -13,7 +13,7 @@ from functools import partial
 
 import msgspec
 
-from forebay.drive import Drive
+from forebay.drive import Drive, check_index
 from forebay.engine import keyspace, records
 from forebay.engine.committer import Op
 from forebay.engine.engine import Engine
@@ -24,7 +24,7 @@ from forebay.engine.reader import Shards
 from forebay.engine.records import Blob
 from forebay.engine.recovery import Source
 from forebay.engine.repair import Copy, look, repair_record
-from forebay.errors import StoreError
+from forebay.errors import DriveFailed, StoreError
 
 log = logging.getLogger("forebay.engine")
 
@@ -58,6 +58,7 @@ class Scrubber:
         for erasure_set in self._engine.sets:
             self._add_to_total(erasure_set)
         for erasure_set in self._engine.sets:
+            self._check_files(erasure_set)
             for start, stop in _RANGES:
                 self._check_index(erasure_set, start, stop)
             for key, raw in walk(erasure_set, keyspace.TABLE_BLOB):
@@ -71,6 +72,15 @@ class Scrubber:
             self.counts.bytes_total += erasure_set.geometry.shard_bytes(blob.size) * erasure_set.geometry.drives
 
     # the index
+
+    def _check_files(self, erasure_set: ErasureSet) -> None:
+        """Have every page read by a process that may die of it, before this one reads them."""
+        for position, drive in erasure_set.current():
+            self._pace.check()
+            try:
+                check_index(drive.path)
+            except DriveFailed as e:
+                erasure_set.take_out(position, e)
 
     def _check_index(self, erasure_set: ErasureSet, start: bytes, stop: bytes) -> None:
         here: bytes | None = start

@@ -63,6 +63,10 @@ class Background:
                 except DriveError as error:
                     erasure_set.take_out(position, error)
 
+    def check_indexes(self) -> None:
+        """A worker died as a damaged index makes it die: find the drive. Returns at once."""
+        self._keeper.check_indexes()
+
     def answer(self, question: str, data: dict[str, Any]) -> Any:
         """Answer the admin API, with what JSON can hold. Raises StoreError."""
         found = self._answers.get(question)

@@ -21,6 +21,7 @@ from typing import Any
 
 import msgspec
 
+from forebay.drive import DEADLY_SIGNALS
 from forebay.engine.opening import Layout, prepare
 from forebay.engine.placement import Geometry
 from forebay.engine.shared import SharedState
@@ -192,6 +193,8 @@ class Supervisor:
         if self._stopping.is_set():
             return
         _log.error("worker %d (pid %d) ended with %s", worker.slot, worker.process.pid, _shown_exit(code))
+        if -code in DEADLY_SIGNALS:
+            self._background.check_indexes()
         if worker.ready.is_set():
             self._spawn_replacement(worker)
 
