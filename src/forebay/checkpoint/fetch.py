@@ -102,7 +102,7 @@ def fetch(
     slots = max(BUDGET_SLOTS_MIN, min(threads, memory_bytes // read_bytes))
     if any(not request.direct for request in requests):
         slot_bytes = max(r.stop - r.offset for r in requests if not r.direct)
-        reader.arena = Arena(-(-slot_bytes // PAGE_BYTES) * PAGE_BYTES + 2 * PAGE_BYTES, slots)
+        reader.arena = Arena(-(-slot_bytes // PAGE_BYTES) * PAGE_BYTES + 2 * PAGE_BYTES, slots, prefault=False)
     with ThreadPoolExecutor(threads, "forebay-read") as pool:
         futures = [pool.submit(reader.read, request) for request in requests]
         wait(futures, return_when=FIRST_EXCEPTION)

@@ -117,7 +117,7 @@ class Staging:
         with self._lock:
             if self._arena is None or self._shape[0] != part_bytes or self._shape[1] < slots:
                 self._arena, self._shape = None, (part_bytes, slots)
-                self._arena = Arena(part_bytes, slots)
+                self._arena = Arena(part_bytes, slots, prefault=False)
             return self._arena
 
 

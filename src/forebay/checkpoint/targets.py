@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import mmap
 from collections.abc import Iterable
@@ -13,7 +14,7 @@ from forebay.checkpoint import dtypes
 from forebay.checkpoint.layout import Box, whole
 
 PAGE_BYTES = 4096
-HUGE_BYTES_MIN = 2**22
+MAPPED_BYTES_MIN = 2**22
 """Smaller arrays come from the heap."""
 
 
@@ -36,19 +37,18 @@ class Target(Protocol):
 def page_aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
     """An array of arbitrary content that begins at a page, so that direct I/O and XLA's CPU backend can use it as it is.
 
-    Large ones are mapped in huge pages: faulting in 1 GiB of fresh 4 KiB pages costs up to half a second of CPU, of huge
-    ones a fifth of that.
+    A large one is mapped in small pages, which several reading threads fault in side by side; NumPy's own are huge pages, which
+    cost up to 2 CPU-seconds a GiB, one after another, on virtual machines whose host takes free memory back.
     """
     size_bytes = math.prod(shape) * dtype.itemsize
-    if size_bytes >= HUGE_BYTES_MIN:
-        mapping = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        mapping.madvise(mmap.MADV_HUGEPAGE)
-        raw = np.frombuffer(mapping, np.uint8)
-    else:
-        spare = np.empty(size_bytes + PAGE_BYTES, np.uint8)
-        skip = -spare.ctypes.data % PAGE_BYTES
-        raw = spare[skip : skip + size_bytes]
-    return raw.view(dtype).reshape(shape)
+    if size_bytes >= MAPPED_BYTES_MIN:
+        mapping = mmap.mmap(-1, size_bytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        with contextlib.suppress(OSError):  # a kernel without huge pages
+            mapping.madvise(mmap.MADV_NOHUGEPAGE)
+        return np.frombuffer(mapping, np.uint8).view(dtype).reshape(shape)
+    spare = np.empty(size_bytes + PAGE_BYTES, np.uint8)
+    skip = -spare.ctypes.data % PAGE_BYTES
+    return spare[skip : skip + size_bytes].view(dtype).reshape(shape)
 
 
 class Buffers:

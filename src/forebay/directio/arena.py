@@ -56,15 +56,16 @@ class Slot:
 class Arena:
     """`slots` buffers of `slot_bytes` (a multiple of 4,096), in one pre-faulted mapping.
 
-    The memory belongs to this process (a fork sees a copy of it) and goes when the last view of it goes.
+    The memory belongs to this process (a fork sees a copy of it) and goes when the last view of it goes. `prefault=False` is for pools
+    that do not live long or are rarely used up: their pages come at first use.
     """
 
-    def __init__(self, slot_bytes: int, slots: int) -> None:
+    def __init__(self, slot_bytes: int, slots: int, *, prefault: bool = True) -> None:
         if slot_bytes < 1 or slot_bytes % PAGE_BYTES or slots < 1:
             raise ValueError(f"{slots} slots of {slot_bytes} bytes: need one or more, in multiples of {PAGE_BYTES}")
         self.slot_bytes = slot_bytes
         self.slots = slots
-        memory, address = _aligned_memory(slot_bytes * slots)
+        memory, address = _aligned_memory(slot_bytes * slots, prefault)
         starts = range(0, slot_bytes * slots, slot_bytes)
         self._buffers = [(memory[start : start + slot_bytes], address + start) for start in starts]
         self._lock = Lock()
@@ -147,17 +148,22 @@ class Arena:
             return self._waiters.pop(ticket, None) is not None
 
 
-def _aligned_memory(size_bytes: int) -> tuple[memoryview, int]:
-    """Zeroed, faulted-in, private memory that starts on a huge page's boundary, and its address."""
+def _aligned_memory(size_bytes: int, prefault: bool) -> tuple[memoryview, int]:
+    """Zeroed private memory that starts on a huge page's boundary, and its address."""
     spare_bytes = HUGE_PAGE_BYTES if size_bytes >= HUGE_PAGE_BYTES else 0
     mapping = mmap.mmap(-1, size_bytes + spare_bytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     with contextlib.suppress(OSError):  # a kernel without huge pages
         mapping.madvise(mmap.MADV_HUGEPAGE)
+    if prefault:
+        _populate(mapping)
+    base = addressof(c_char.from_buffer(mapping))
+    skip = -base % HUGE_PAGE_BYTES if spare_bytes else 0
+    return memoryview(mapping)[skip : skip + size_bytes], base + skip
+
+
+def _populate(mapping: mmap.mmap) -> None:
     try:
         mapping.madvise(MADV_POPULATE_WRITE)
     except OSError:  # an older kernel: touch every page
         for start in range(0, len(mapping), PAGE_BYTES):
             mapping[start] = 0
-    base = addressof(c_char.from_buffer(mapping))
-    skip = -base % HUGE_PAGE_BYTES if spare_bytes else 0
-    return memoryview(mapping)[skip : skip + size_bytes], base + skip
