@@ -289,6 +289,24 @@ def test_a_checkpoint_cannot_run_code(tmp_path: Path) -> None:
     assert not marker.exists()
 
 
+# --- a run that another program began
+
+
+@pytest.mark.parametrize("own_step", [True, False])
+def test_a_run_goes_on_from_another_programs_checkpoint(tmp_path: Path, own_step: bool) -> None:
+    with ocp.CheckpointManager(tmp_path) as manager:
+        manager.save(7, args=ocp.args.StandardSave({"w": jnp.full(3, 7.0)}))
+        manager.wait_until_finished()
+    place = tmp_path if own_step else tmp_path / "7"
+    with forebay.Checkpointer(place, forebay.Every(steps=1)) as ckpt:
+        state = ckpt.restore({"w": jnp.zeros(3)})
+        assert state["w"].tolist() == [7, 7, 7] and ckpt.restored_step == (7 if own_step else None)
+        assert ckpt.load_or_initialize(lambda: {"w": jnp.zeros(3)})["w"].tolist() == [7, 7, 7]
+        ckpt.maybe_save(8, {"w": jnp.full(3, 8.0)})
+    with forebay.Checkpointer(place) as ckpt:
+        assert ckpt.restore({"w": jnp.zeros(3)})["w"].tolist() == [8, 8, 8] and ckpt.restored_step == 8
+
+
 # --- what is not a checkpoint
 
 

@@ -22,6 +22,7 @@ import msgspec
 
 from forebay.checkpoint import catalog
 from forebay.checkpoint.api import Place, as_location
+from forebay.checkpoint.foreign.find import find
 from forebay.checkpoint.group import Group
 from forebay.checkpoint.groups import current_group
 from forebay.checkpoint.housekeeping import FACTS_KEY, Housekeeper, facts
@@ -63,11 +64,12 @@ class _Answer(msgspec.Struct):
 
 
 class _Found(msgspec.Struct):
-    """A complete checkpoint: in which of the homes, which step."""
+    """A complete checkpoint: in which of the homes, which step; or, where there is none of ours, another program's."""
 
     home: int
-    step: int
-    temporary: bool
+    step: int | None
+    temporary: bool = False
+    foreign: bool = False
 
 
 class Checkpointer:
@@ -113,6 +115,7 @@ class Checkpointer:
         self._watch = PreemptionWatch(signals)
         self._staging = Staging(self.save_options.memory_bytes)
         self._requested = threading.Event()
+        self._told = False
         self._pending: deque[tuple[int, PendingSave]] = deque()
         self._last: tuple[int, bool] | None = None
         self._last_save_s = clock()
@@ -202,7 +205,7 @@ class Checkpointer:
 
     def restore(self, like: Any = None, *, step: int | None = None, **how: Any) -> Any:
         """Collective. The newest complete checkpoint, or that of `step`, as `forebay.load(like=…, **how)` gives it; `like`
-        itself if there is none.
+        itself if there is none. Where another program began the run, its newest one, until there is one of ours.
 
         `restored_step` tells which. Raises `CheckpointMissing` if `step` was asked for and is not there. A checkpoint that
         is damaged or cannot be reached is an error, never a reason to take an older one or to begin anew.
@@ -214,9 +217,12 @@ class Checkpointer:
         timeline = Timeline(self.group.rank, f"load {home.url} step {found.step}")
         self.timelines.append(timeline)
         options = how.pop("options", self.load_options)
-        loaded = load(home, like, step=found.step, group=self.group, options=options, timeline=timeline, **how)
-        self.restored_step, self._last = found.step, (found.step, found.temporary)
-        self._base = home.child(catalog.step_name(found.step)) if home.copies_parts else None
+        wanted = None if found.foreign else found.step
+        loaded = load(home, like, step=wanted, group=self.group, options=options, timeline=timeline, **how)
+        self.restored_step = found.step
+        if found.step is not None and not found.foreign:
+            self._last = (found.step, found.temporary)
+            self._base = home.child(catalog.step_name(found.step)) if home.copies_parts else None
         self._last_save_s = self._clock()
         return loaded
 
@@ -226,7 +232,7 @@ class Checkpointer:
         For JAX, `init` is only traced for its shapes when there is one; if it is jitted with `out_shardings`, arrays
         are restored to those. With `allow_missing=True`, what the checkpoint lacks is taken from `init`.
         """
-        if self.latest_step() is None:
+        if self._newest(None) is None:
             return init(*args)
         jax: Any = sys.modules.get("jax")
         shapes = None
@@ -247,7 +253,8 @@ class Checkpointer:
     # --- deciding
 
     def _decide(self, step: int) -> _Decision:
-        preempted = self._watch.received is not None
+        preempted = self._watch.received is not None and not self._told
+        self._told = self._told or preempted
         if preempted or self._requested.is_set():
             self._requested.clear()
             self.group.post(msgspec.json.encode(_Request(preempted)))
@@ -379,7 +386,7 @@ class Checkpointer:
         self.preempted = True
         self.wait()
         number = self._watch.received or (self._watch.signals[0] if self._watch.signals else signal.SIGTERM)
-        self._watch.received = None
+        self._watch.received, self._told = None, False
         if self._watch.ends_process(number):
             print(f"forebay: signal {int(number)}: saved step {step} in {self.temporary_location.url}; ending", file=sys.stderr)
             raise SystemExit(128 + number)
@@ -405,7 +412,8 @@ class Checkpointer:
                     best = (index, number)
                     break
         if best is None:
-            return None
+            other = find(self.location) if step is None else None
+            return None if other is None else _Found(0, other.step, foreign=True)
         manifest, _ = read_manifest(self._homes[best[0]].child(catalog.step_name(best[1])))
         return _Found(best[0], best[1], manifest.temporary)
 
