@@ -149,7 +149,7 @@ class Weekday(int):
         (np.ma.masked_array([1, 2]), "subclass of numpy.ndarray"),
         (range(3), "range would not"),
     ],
-    ids=str,
+    ids=["object", "function", "set", "int-subclass", "object-array", "structured-array", "array-subclass", "range"],
 )
 def test_leaves_that_would_change_are_refused_by_name(leaf: Any, message: str) -> None:
     with pytest.raises(LeafRefused, match=message) as caught:
