@@ -21,12 +21,12 @@ test: lint
 	$(BIN)/python -m pytest
 
 lint: $(VENV)/.test
-	$(BIN)/ruff check src tests scripts
+	$(BIN)/ruff check src tests scripts examples
 	$(BIN)/mypy
 
 format: $(VENV)/.test
-	$(BIN)/ruff format src tests scripts
-	$(BIN)/ruff check --fix src tests scripts
+	$(BIN)/ruff format src tests scripts examples
+	$(BIN)/ruff check --fix src tests scripts examples
 
 bench: $(VENV)/.demo
 	@mkdir -p bench-out

@@ -26,6 +26,9 @@ def server(
     tls_cert: Annotated[Path | None, typer.Option(help="Certificate chain, PEM. With --tls-key the server speaks HTTPS.")] = None,
     tls_key: Annotated[Path | None, typer.Option(help="Private key, PEM.")] = None,
     buffer_memory: Annotated[str | None, typer.Option(help="Memory for bodies on their way. Default: 512MiB.")] = None,
+    unix_socket: Annotated[
+        str | None, typer.Option(help="Path of the socket for clients on this host, or off. Default: found from the port.")
+    ] = None,
 ) -> None:
     """Serve S3 from drive folders of this machine.
 
@@ -58,5 +61,6 @@ def server(
         "tls_cert": str(tls_cert) if tls_cert else None,
         "tls_key": str(tls_key) if tls_key else None,
         "buffer_memory": buffer_memory,
+        "unix_socket": unix_socket,
     }
     raise typer.Exit(run(load_config(str(config) if config else None, flags)))
