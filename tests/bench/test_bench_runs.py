@@ -92,7 +92,7 @@ def test_s3_end_to_end(store: Store, tmp_path: Path) -> None:
             assert reading.verified_share == (1.0 if each.operation in ("get", "mixed") else 0.0)
     puts = [each for each in result.measurements if each.operation == "put"]
     assert result.limits is not None
-    assert all(each.limit_bytes_per_s == result.limits.direct_write_bytes_per_s * 3 / 4 for each in puts)
+    assert all(each.limit_bytes_per_s == pytest.approx(result.limits.direct_write_bytes_per_s * 3 / 4) for each in puts)
     assert (result.store.geometry, result.store.on_this_host) == ("3+1", True)
     path = tmp_path / "s3.json"
     write_json(result, path)
