@@ -33,27 +33,34 @@ def worker(location: str, log: Path, steps: int, devices: int) -> None:
     import forebay
 
     data = np.frombuffer(exact_resume.text(), np.uint8)
-    workers = jax.devices()[:2]  # as many as compute at a time: the state lies on all
+    workers = jax.devices()[:2]  # as many as compute at a time; the state lies on all
     mesh = jax.sharding.Mesh(np.array(jax.devices()), ("shards",))
 
-    def sharding(array: Any) -> NamedSharding:
-        axis = next((axis for axis, n in enumerate(array.shape) if n % devices == 0), None)
-        return NamedSharding(mesh, PartitionSpec(*[None] * axis, "shards") if axis is not None else PartitionSpec())
+    def place(state: Any) -> Any:
+        """Over all devices, by the first axis that they divide; by way of the host, so that nothing is compiled for it."""
 
-    def dense(key: Any, *shape: int) -> Any:
-        return jax.random.normal(key, shape) * shape[-2] ** -0.5
+        def spread(leaf: Any) -> Any:
+            axis = next((axis for axis, n in enumerate(leaf.shape) if n % devices == 0), None)
+            spec = PartitionSpec(*[None] * axis, "shards") if axis is not None else PartitionSpec()
+            is_key = jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+            return jax.device_put(leaf if is_key else np.asarray(leaf), NamedSharding(mesh, spec))
 
-    @jax.jit
-    def initial(key: Any) -> Any:
-        keys = iter(jax.random.split(key, 7))
+        return jax.tree.map(spread, state)
+
+    def initial() -> Any:
+        random = np.random.default_rng(0)
+
+        def dense(*shape: int) -> Any:
+            return (random.standard_normal(shape) * shape[-2] ** -0.5).astype(np.float32)
+
         layers = {
-            "qkv": dense(next(keys), LAYERS, WIDTH, 3 * WIDTH), "out": dense(next(keys), LAYERS, WIDTH, WIDTH),
-            "up": dense(next(keys), LAYERS, WIDTH, 4 * WIDTH), "down": dense(next(keys), LAYERS, 4 * WIDTH, WIDTH),
+            "qkv": dense(LAYERS, WIDTH, 3 * WIDTH), "out": dense(LAYERS, WIDTH, WIDTH),
+            "up": dense(LAYERS, WIDTH, 4 * WIDTH), "down": dense(LAYERS, 4 * WIDTH, WIDTH),
         }  # fmt: skip
-        embeddings = {"tokens": dense(next(keys), VOCABULARY, WIDTH), "places": dense(next(keys), CONTEXT, WIDTH)}
-        params = {**embeddings, "layers": layers, "head": dense(next(keys), WIDTH, VOCABULARY)}
-        zeros = jax.tree.map(jnp.zeros_like, params)
-        return {"params": params, "m": zeros, "v": zeros, "key": key, "step": jnp.int32(0)}
+        embeddings = {"tokens": dense(VOCABULARY, WIDTH), "places": dense(CONTEXT, WIDTH)}
+        params = {**embeddings, "layers": layers, "head": dense(WIDTH, VOCABULARY)}
+        zeros = jax.tree.map(np.zeros_like, params)
+        return {"params": params, "m": zeros, "v": zeros, "key": jax.random.key(0), "step": np.int32(0)}
 
     def norm(x: Any) -> Any:
         return (x - x.mean(-1, keepdims=True)) * jax.lax.rsqrt(x.var(-1, keepdims=True) + 1e-5)
@@ -101,13 +108,11 @@ def worker(location: str, log: Path, steps: int, devices: int) -> None:
             device = part % len(workers)
             rows = np.stack([data[s : s + CONTEXT + 1] for s in starts[part]]).astype(np.int32)
             parts.append(gradient_of(copies[device], jax.device_put(rows, workers[device]), dropout[device], part))
-        gathered = jax.device_put(parts, jax.devices()[0])
-        whole = jax.device_put(state, jax.devices()[0])
+        gathered, whole = jax.device_put((parts, state), workers[0])
         made, mean = adam(whole, [gradient for _, gradient in gathered], [value for value, _ in gathered])
-        return jax.device_put(made, jax.tree.map(sharding, made)), float(mean)
+        return place(made), float(mean)
 
-    state = initial(jax.random.key(0))
-    state = jax.device_put(state, jax.tree.map(sharding, state))
+    state = place(initial())
     with forebay.Checkpointer(location, forebay.Every(steps=10), forebay.Keep(last=2)) as checkpointer, log.open("a", buffering=1) as out:
         state = checkpointer.restore(state)
         while int(state["step"]) < steps:

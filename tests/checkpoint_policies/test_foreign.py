@@ -192,6 +192,7 @@ def test_an_orbax_save_that_did_not_finish_is_not_found(tmp_path: Path) -> None:
     assert forebay.open(tmp_path).step == 2
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(0, 40), max_size=3).map(tuple), st.data())
 def test_chunk_boxes_cover_exactly_once_on_the_grid(shape: tuple[int, ...], data: st.DataObject) -> None:
     chunk = tuple(data.draw(st.integers(1, 50)) for _ in shape)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forebay.checkpoint.policy import Best, Complete, Every, Keep, Schedule, to_delete
@@ -101,6 +101,7 @@ KEEP = st.builds(
 )
 
 
+@settings(deadline=None)
 @given(COMPLETE, KEEP)
 def test_deleting_is_safe_and_settles_at_once(complete: list[Complete], keep: Keep) -> None:
     gone = to_delete(complete, keep)
@@ -121,6 +122,7 @@ def test_deleting_is_safe_and_settles_at_once(complete: list[Complete], keep: Ke
     assert to_delete(left, keep) == [], "deleting again deletes nothing more"
 
 
+@settings(deadline=None)
 @given(st.integers(0, 10_000), st.integers(1, 500), st.floats(0, 1e5), st.floats(0.01, 1e3))
 def test_due_agrees_with_its_definition(step: int, every: int, since_s: float, minutes: float) -> None:
     due = Schedule(Every(steps=every, minutes=minutes)).due(step, since_s)
