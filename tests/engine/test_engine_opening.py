@@ -151,6 +151,7 @@ def truncate_index(path: str) -> None:
     os.truncate(Path(path, "index", "data.mdb"), 8192)
 
 
+@pytest.mark.peeking
 def test_an_index_that_kills_its_reader_keeps_only_its_drive_out(store: Store) -> None:
     truncate_index(store.paths[2])
     store.start()

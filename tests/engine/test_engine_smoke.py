@@ -1,3 +1,4 @@
+import pytest
 from engine_store import Store, assert_drives_agree, pattern, wait_until
 
 
@@ -13,6 +14,7 @@ def test_small_and_large(store: Store) -> None:
     assert_drives_agree(store)
 
 
+@pytest.mark.peeking
 def test_a_drive_that_was_away_comes_back(store: Store) -> None:
     store.put(b"before", b"1")
     store.restart(without=(1,))
