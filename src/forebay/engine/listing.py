@@ -11,7 +11,7 @@ from typing import Generic, NamedTuple, TypeVar
 
 from forebay.drive import Cursor
 from forebay.engine import keyspace
-from forebay.engine.lookup import Found, entries
+from forebay.engine.lookup import Entry, Found, entries, first_entry
 from forebay.engine.records import KIND_POINTER, Bucket, Upload, decode, unframe
 
 E = TypeVar("E")
@@ -55,6 +55,7 @@ class Walker:
         self._stack: list[tuple[bytes, bytes]] = [(bucket_id, b"")]  # nodes entered, each with the name that leads to it
         self.key: bytes | None = None
         self.entry_prefix = b""
+        self._raw = b""  # the index key where the cursor stands
 
     def seek(self, name: bytes) -> None:
         """Stand on the first key whose escaped form is >= `name`."""
@@ -63,44 +64,54 @@ class Walker:
         while len(name) > keyspace.SEGMENT_BYTES:
             segment, rest = name[: keyspace.SEGMENT_BYTES], name[keyspace.SEGMENT_BYTES :]
             pointer = self._table + node + segment + keyspace.POINTER_MARK
-            if not (self._cursor.seek(pointer) and self._cursor.key == pointer):
+            if self._seek(pointer) != pointer:
                 name = segment  # nothing longer starts with it; what sorts after the segment's own entries is what we want
-                self._settle(self._cursor.seek(self._table + node + name + keyspace.POINTER_MARK))
+                self._settle(self._seek(self._table + node + name + keyspace.POINTER_MARK))
                 return
             node, led, name = keyspace.child_node(node, segment), led + segment, rest
             self._stack.append((node, led))
-        self._settle(self._cursor.seek(self._table + node + name))
+        self._settle(self._seek(self._table + node + name))
 
     def next_key(self) -> None:
         """Stand on the key after this one."""
         # The suffix is at most 16 bytes, so 17 bytes of 0xff are past every entry of the key; the next one is tried first, being the
         # usual case.
-        here = self._cursor.next()
-        if here and self._cursor.key.startswith(self.entry_prefix):
-            here = self._cursor.seek(self.entry_prefix + b"\xff" * (self._suffix_bytes + 1))
-        self._settle(here)
+        raw = self._cursor.key if self._cursor.next() else None
+        if raw is not None and raw.startswith(self.entry_prefix):
+            raw = self._seek(self.entry_prefix + b"\xff" * (self._suffix_bytes + 1))
+        self._settle(raw)
 
-    def _settle(self, here: bool) -> None:
-        """The cursor moved: enter pointers, leave nodes that ended, read the key."""
+    def first_visible(self, published: int) -> Entry | None:
+        """The first entry of the key, of the object table, if it is visible. Costs no search, unlike `entries`."""
+        return first_entry(self._raw, self._cursor.value, published)
+
+    def _seek(self, start: bytes) -> bytes | None:
+        """The first index key >= `start`, on which the cursor stands then."""
+        return self._cursor.key if self._cursor.seek(start) else None
+
+    def _settle(self, raw: bytes | None) -> None:
+        """The cursor moved to `raw`, or the end: enter pointers, leave nodes that ended, read the key."""
         while True:
             node, led = self._stack[-1]
             start = self._table + node
-            if not here or not (raw := self._cursor.key).startswith(start):
+            if raw is None or not raw.startswith(start):
                 if len(self._stack) == 1:
                     self.key = None
                     return
                 self._stack.pop()
                 parent, _ = self._stack[-1]
-                here = self._cursor.seek(self._table + parent + led[-keyspace.SEGMENT_BYTES :] + keyspace.POINTER_MARK + b"\x00")
+                raw = self._seek(self._table + parent + led[-keyspace.SEGMENT_BYTES :] + keyspace.POINTER_MARK + b"\x00")
                 continue
             if len(raw) == keyspace.POINTER_KEY_BYTES and self._cursor.value[0] == KIND_POINTER:
                 segment = raw[len(start) : -1]
                 child = keyspace.child_node(node, segment)
                 self._stack.append((child, led + segment))
-                here = self._cursor.seek(self._table + child)
+                raw = self._seek(self._table + child)
                 continue
-            self.entry_prefix = raw[: len(raw) - self._suffix_bytes]
-            self.key = keyspace.unescape(led + self.entry_prefix[len(start) : -len(keyspace.TERMINATOR)])
+            self._raw = raw
+            self.entry_prefix = raw[: -self._suffix_bytes]
+            name = raw[len(start) : -self._suffix_bytes - len(keyspace.TERMINATOR)]
+            self.key = keyspace.unescape(led + name)
             return
 
 
@@ -110,7 +121,8 @@ class _Merged:
     def __init__(self, walkers: Sequence[Walker], prefix: bytes) -> None:
         self._walkers = list(walkers)
         self._prefix = prefix
-        self._at: Walker | None = None
+        self.at: Walker | None = None
+        """The walker that stands on the smallest key; None at the end of the prefix."""
 
     def seek(self, name: bytes) -> None:
         for walker in self._walkers:
@@ -118,9 +130,11 @@ class _Merged:
         self._pick()
 
     def next_key(self) -> None:
-        assert self._at is not None
-        self._at.next_key()
-        self._pick()
+        at = self.at
+        assert at is not None
+        at.next_key()
+        if len(self._walkers) > 1 or at.key is None or not at.key.startswith(self._prefix):
+            self._pick()
 
     def skip(self, common_prefix: bytes) -> None:
         """To the first key that does not start with `common_prefix`."""
@@ -133,14 +147,9 @@ class _Merged:
                     walker.seek(after)
         self._pick()
 
-    @property
-    def at(self) -> Walker | None:
-        """The walker that stands on the smallest key; None at the end of the prefix."""
-        return self._at
-
     def _pick(self) -> None:
         standing = [w for w in self._walkers if w.key is not None and w.key.startswith(self._prefix)]
-        self._at = min(standing, key=_key_of) if standing else None
+        self.at = min(standing, key=_key_of, default=None)
 
 
 def _key_of(walker: Walker) -> bytes:
@@ -211,7 +220,7 @@ def take_current(bucket: Bucket, cursors: Cursors) -> Callable[[Walker, int], tu
 
     def take(walker: Walker, room: int) -> tuple[list[Found], bool]:
         cursor, published = cursors[id(walker)]
-        entry = next(entries(cursor, walker.entry_prefix, published), None)
+        entry = walker.first_visible(published) or next(entries(cursor, walker.entry_prefix, published), None)
         if entry is None or entry.is_delete_marker:
             return [], False
         assert walker.key is not None

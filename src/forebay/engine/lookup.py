@@ -10,7 +10,8 @@ newest counts, deleted or not: older ones are superseded and wait to be reaped.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+
+import msgspec
 
 from forebay.drive import Cursor, Drive
 from forebay.engine import keyspace
@@ -19,7 +20,7 @@ from forebay.engine.records import DELETE_MARKER, NULL_VERSION, Bucket, Frame, V
 Published = Callable[[], int]
 
 
-class Entry(NamedTuple):
+class Entry(msgspec.Struct, frozen=True, gc=False):
     """A version as an index holds it. `frame` owns its memory."""
 
     key: bytes  # of the index
@@ -42,7 +43,7 @@ class Entry(NamedTuple):
         return decode(self.key, self.frame, Version)
 
 
-class Found(NamedTuple):
+class Found(msgspec.Struct, frozen=True):
     """A visible version with what it takes to read it."""
 
     bucket: Bucket
@@ -93,6 +94,17 @@ def entries(cursor: Cursor, prefix: bytes, published: int) -> Iterator[Entry]:
             if visibility.admits(seq, flags, frame.deleted_seq):
                 yield Entry(key, seq, flags, as_of(key, frame, published))
         here = cursor.next()
+
+
+def first_entry(key: bytes, value: memoryview, published: int) -> Entry | None:
+    """What `entries` gives first, if that is the first record of its S3 key, which stands at `key`; None if it is not."""
+    seq, flags = keyspace.version_suffix(key)
+    if seq > published:
+        return None
+    frame = unframe(key, bytes(value))
+    if frame.deleted_seq and frame.deleted_seq <= published:
+        return None
+    return Entry(key, seq, flags, as_of(key, frame, published))
 
 
 def newest(drive: Drive, prefix: bytes, published: Published) -> Entry | None:

@@ -19,7 +19,7 @@ The structs are arrays in msgpack: a field is only ever added at the end, with a
 from __future__ import annotations
 
 import struct
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -180,7 +180,7 @@ class BadRecord(Exception):  # noqa: N818 - a state of a record, not of the prog
         self.key = key
 
 
-class Frame(NamedTuple):
+class Frame(msgspec.Struct, frozen=True, gc=False):
     """A value taken apart. `shard` and `meta` are views into the value."""
 
     kind: int
@@ -254,7 +254,7 @@ def as_of(key: bytes, f: Frame, published: int) -> Frame:
     if not f.changed:
         return f
     version = decode(key, f, Version)
-    return f if version.changed_seq <= published else f._replace(meta=memoryview(version.before), changed=False)
+    return f if version.changed_seq <= published else msgspec.structs.replace(f, meta=memoryview(version.before), changed=False)
 
 
 def bucket_as_of(key: bytes, value: bytes | memoryview, published: int) -> Bucket | None:

@@ -8,8 +8,11 @@ Listings of a thousand keys are frequent, so their entries are formatted in one 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import NamedTuple
 from urllib.parse import quote
+
+import msgspec
 
 from forebay.s3.checksums import Algorithm, Checksum, ChecksumType
 from forebay.s3.names import iso_time
@@ -98,7 +101,7 @@ def list_buckets(
     )
 
 
-class ObjectEntry(NamedTuple):
+class ObjectEntry(msgspec.Struct, frozen=True, gc=False):
     """An object of a listing."""
 
     key: str
@@ -189,7 +192,7 @@ def list_objects_v2(
     )
 
 
-class VersionEntry(NamedTuple):
+class VersionEntry(msgspec.Struct, frozen=True, gc=False):
     """A version or delete marker of ListObjectVersions; `etag` and `size_bytes` are unused for markers."""
 
     key: str
@@ -205,9 +208,12 @@ class VersionEntry(NamedTuple):
 
 
 def _checksum_kind(entry: ObjectEntry | VersionEntry | UploadEntry) -> str:
-    if entry.checksum_algorithm is None:
-        return ""
-    return _field("ChecksumAlgorithm", entry.checksum_algorithm) + _field("ChecksumType", entry.checksum_type)
+    return "" if entry.checksum_algorithm is None else _kind_fields(entry.checksum_algorithm, entry.checksum_type)
+
+
+@lru_cache(maxsize=64)
+def _kind_fields(algorithm: Algorithm, kind: ChecksumType | None) -> str:
+    return _field("ChecksumAlgorithm", algorithm) + _field("ChecksumType", kind)
 
 
 def list_versions(

@@ -15,7 +15,7 @@ from forebay.engine.engine import Engine
 from forebay.engine.keeper import Keeper
 from forebay.engine.opening import Layout, open_engine
 from forebay.engine.shared import SharedState
-from forebay.errors import DriveError, StoreError
+from forebay.errors import ConfigError, DriveError, StoreError
 from forebay.server.config import Config
 
 ENGINE_ARENA_BYTES = 64 << 20  # healing and scrubbing move a few stripes at a time
@@ -24,10 +24,14 @@ ENGINE_ARENA_BYTES = 64 << 20  # healing and scrubbing move a few stripes at a t
 class Background:
     """Owns the supervisor's engine and its keeper. Methods may block; they are called from threads."""
 
-    def __init__(self, config: Config, layout: Layout, shared: SharedState, pids: Callable[[], set[int]]) -> None:
+    def __init__(
+        self, config: Config, layout: Layout, shared: SharedState, pids: Callable[[], set[int]], lock_folder: Callable[[str], None]
+    ) -> None:
+        """`lock_folder` keeps other servers from a folder that was made anew."""
         self._config = config
         self._layout = layout
         self._pids = pids
+        self._lock_folder = lock_folder
         self._started_s = time.time()
         self.engine: Engine = open_engine(layout, shared, arena_bytes=ENGINE_ARENA_BYTES)
         self._keeper = Keeper(self.engine, layout, alive_pids=pids)
@@ -127,7 +131,12 @@ class Background:
             place = msgspec.convert(data, _Place)
         except msgspec.ValidationError as error:
             raise StoreError("InvalidArgument", f"Name the drive by set and position: {error}") from error
-        return self._keeper.replace(place.set, place.position)
+        report = self._keeper.replace(place.set, place.position)
+        try:
+            self._lock_folder(self._layout.paths[place.set][place.position])
+        except ConfigError as error:
+            raise StoreError("InvalidRequest", str(error)) from error
+        return report
 
 
 class _Place(msgspec.Struct, forbid_unknown_fields=True):

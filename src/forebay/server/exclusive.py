@@ -36,7 +36,7 @@ class FolderLocks:
         """Lock those of `paths` that exist and are not locked yet. Raises ConfigError if another server has one."""
         give_up = time.monotonic() + wait_s
         for path in paths:
-            if path in self._held or not Path(path).is_dir():
+            if not Path(path).is_dir() or self._holds(path):
                 continue
             fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             while not _try_lock(fd):
@@ -44,7 +44,14 @@ class FolderLocks:
                     os.close(fd)
                     raise ConfigError(f"{path} is in use by another Forebay server; stop it first, or name another folder")
                 time.sleep(_RETRY_S)
+            former = self._held.get(path)
             self._held[path] = fd
+            if former is not None:
+                os.close(former)  # of the folder that was there before
+
+    def _holds(self, path: str) -> bool:
+        fd = self._held.get(path)
+        return fd is not None and os.path.samestat(os.fstat(fd), Path(path).stat())
 
     def close(self) -> None:
         """Let go, unless another process still holds the inherited descriptors."""

@@ -66,6 +66,7 @@ class Supervisor:
         self._workers: dict[int, WorkerProcess] = {}
         self._stopping = asyncio.Event()
         self._failures = 0
+        self._serving = False
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def run(self) -> int:
@@ -82,7 +83,7 @@ class Supervisor:
             geometry = Geometry(config.set_size - config.parity_count, config.parity_count)
             self._layout: Layout = await loop.run_in_executor(None, prepare, config.data_dirs, geometry, shared)
             self._locks.lock(config.data_dirs)  # those that were made just now
-            self._background = Background(config, self._layout, shared, self.worker_pids)
+            self._background = Background(config, self._layout, shared, self.worker_pids, self._lock_folder)
             self._listeners = bind_listeners(*config.address, config.workers)
             self._unix = self._listen_on_host()
             return await self._serve()
@@ -110,6 +111,7 @@ class Supervisor:
             await self._start(slot)
         if not await self._all_ready():
             return 0 if self._stopping.is_set() else 1
+        self._serving = True
         self._background.start()
         _announce("forebay: ready" if self._background.engine.ready() else "forebay: serving, but writes would fail; see "
                   "`forebay drive list`")  # fmt: skip
@@ -140,6 +142,9 @@ class Supervisor:
     def worker_pids(self) -> set[int]:
         """The processes that may be writing to the drives now, the supervisor included."""
         return {os.getpid(), *(worker.process.pid for worker in self._workers.values())}
+
+    def _lock_folder(self, path: str) -> None:
+        self._locks.lock([path])
 
     async def _start(self, slot: int) -> None:
         ours, theirs = socket.socketpair()
@@ -195,7 +200,7 @@ class Supervisor:
         _log.error("worker %d (pid %d) ended with %s", worker.slot, worker.process.pid, _shown_exit(code))
         if -code in DEADLY_SIGNALS:
             self._background.check_indexes()
-        if worker.ready.is_set():
+        if self._serving or worker.ready.is_set():
             self._spawn_replacement(worker)
 
     def _spawn_replacement(self, dead: WorkerProcess) -> None:

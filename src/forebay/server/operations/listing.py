@@ -6,7 +6,8 @@ API_ListObjectVersions.html.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import lru_cache, partial
 
 from forebay.engine.lookup import Found
 from forebay.engine.records import Bucket, Version
@@ -14,17 +15,44 @@ from forebay.errors import StoreError
 from forebay.s3 import xml_responses as documents
 from forebay.s3.checksums import Algorithm, ChecksumType
 from forebay.s3.tokens import decode_token, encode_token
+from forebay.server.exchange import Answer
 from forebay.server.message import Response
 from forebay.server.operations.buckets import bucket_owner
 from forebay.server.operations.common import parse_limit, xml
 from forebay.server.services import Call, Services
 
+PAGE_ON_LOOP_MAX = 100  # entries; about a millisecond
 
-def list_objects(services: Services, call: Call) -> Response:
+
+def list_objects(services: Services, call: Call) -> Answer:
     """Version 1: pages go on after a key or common prefix, the marker."""
-    params = call.params
+    return answer_page(services, call, "max-keys", _list_objects)
+
+
+def list_objects_v2(services: Services, call: Call) -> Answer:
+    """Version 2: pages go on from an opaque token."""
+    return answer_page(services, call, "max-keys", _list_objects_v2)
+
+
+def list_object_versions(services: Services, call: Call) -> Answer:
+    """All versions and delete markers, newest first within a key."""
+    return answer_page(services, call, "max-keys", _list_object_versions)
+
+
+def answer_page(services: Services, call: Call, limit_name: str, make: Callable[[Services, Call, Bucket, int], Response]) -> Answer:
+    """Have a page made on the loop if it is short, else by a thread. Raises StoreError.
+
+    With versioning, delete markers may make even a short page a long walk.
+    """
     bucket = services.engine.bucket(call.bucket)
-    limit = parse_limit(params, "max-keys")
+    limit = parse_limit(call.params, limit_name)
+    if limit <= PAGE_ON_LOOP_MAX and not bucket.versioning:
+        return make(services, call, bucket, limit)
+    return services.in_thread(partial(make, services, call, bucket, limit))
+
+
+def _list_objects(services: Services, call: Call, bucket: Bucket, limit: int) -> Response:
+    params = call.params
     marker = params.get("marker", "")
     page = services.engine.list_objects(
         bucket.name,
@@ -41,11 +69,8 @@ def list_objects(services: Services, call: Call) -> Response:
     return xml(documents.list_objects_v1(listing, [_entry(found) for found in page.objects], marker, next_marker))
 
 
-def list_objects_v2(services: Services, call: Call) -> Response:
-    """Version 2: pages go on from an opaque token."""
+def _list_objects_v2(services: Services, call: Call, bucket: Bucket, limit: int) -> Response:
     params = call.params
-    bucket = services.engine.bucket(call.bucket)
-    limit = parse_limit(params, "max-keys")
     token, start_after = params.get("continuation-token"), params.get("start-after")
     after = decode_token(token) if token else start_after or ""
     page = services.engine.list_objects(
@@ -69,11 +94,8 @@ def list_objects_v2(services: Services, call: Call) -> Response:
     return xml(document)
 
 
-def list_object_versions(services: Services, call: Call) -> Response:
-    """All versions and delete markers, newest first within a key."""
+def _list_object_versions(services: Services, call: Call, bucket: Bucket, limit: int) -> Response:
     params = call.params
-    bucket = services.engine.bucket(call.bucket)
-    limit = parse_limit(params, "max-keys")
     key_marker, version_marker = params.get("key-marker", ""), params.get("version-id-marker", "")
     if version_marker and not key_marker:
         raise StoreError(
@@ -177,5 +199,10 @@ def _version_entry(found: Found) -> documents.VersionEntry:
 def shown_checksum_kind(version: Version) -> tuple[Algorithm | None, ChecksumType | None]:
     """Which checksum an object has, as listings show it."""
     for name in version.checksums:
-        return Algorithm(name), ChecksumType(version.checksum_type) if version.checksum_type else None
+        return _checksum_kind(name, version.checksum_type)
     return None, None
+
+
+@lru_cache(maxsize=64)
+def _checksum_kind(name: str, kind: str) -> tuple[Algorithm, ChecksumType | None]:
+    return Algorithm(name), ChecksumType(kind) if kind else None

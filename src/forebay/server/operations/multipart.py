@@ -10,7 +10,7 @@ from functools import partial
 
 from forebay.engine.multipart import PartChoice, parse_upload_id
 from forebay.engine.objects import Attributes
-from forebay.engine.records import Part, Upload
+from forebay.engine.records import Bucket, Part, Upload
 from forebay.errors import StoreError
 from forebay.s3 import xml_responses as documents
 from forebay.s3.checksums import (
@@ -42,7 +42,7 @@ from forebay.server.operations.common import (
     read_document,
     xml,
 )
-from forebay.server.operations.listing import encoding_is_url
+from forebay.server.operations.listing import answer_page, encoding_is_url
 from forebay.server.operations.writing import Payload, check_early, judge, open_payload, receive_blob
 from forebay.server.services import Call, Services, owner_of
 from forebay.server.transfer import Wire
@@ -50,6 +50,7 @@ from forebay.server.transfer import Wire
 PART_BYTES_MAX = 5 << 30  # S3's limit
 # Larger parts get an MD5 only if the client sent one or the configuration asks; clients use larger ones for large objects.
 MD5_PART_BYTES_MAX = 5 << 20
+PARSED_ON_LOOP_MAX = 64 << 10  # a document of some hundred parts
 
 
 async def create_multipart_upload(services: Services, call: Call) -> Response:
@@ -114,9 +115,8 @@ async def complete_multipart_upload(services: Services, call: Call) -> Response:
     services.engine.bucket(call.bucket)
     condition = write_condition(call.headers)
     document = await read_document(call, COMPLETE_BYTES_MAX, about_object=True)
-    listed = parse_complete_multipart(document)
+    choices = await services.in_thread(partial(_choices, document)) if len(document) > PARSED_ON_LOOP_MAX else _choices(document)
     check_early(services.engine, call, condition)
-    choices = [PartChoice(part.number, part.etag, checksums_of(part.checksum)) for part in listed]
     finish = partial(_finish, call)
     written = await services.commit(
         lambda done: services.engine.complete(call.bucket, call.key, upload_id, choices, finish, judge(condition), on_done=done)
@@ -127,6 +127,10 @@ async def complete_multipart_upload(services: Services, call: Call) -> Response:
     checksum = _stored_checksum(version.checksums)
     location = f"/{call.bucket}/{call.request.key}"
     return xml(documents.complete_multipart(location, call.bucket, call.request.key or "", version.etag, checksum), headers)
+
+
+def _choices(document: bytes) -> list[PartChoice]:
+    return [PartChoice(part.number, part.etag, checksums_of(part.checksum)) for part in parse_complete_multipart(document)]
 
 
 def _stored_checksum(checksums: dict[str, str]) -> Checksum | None:
@@ -213,11 +217,13 @@ def _entry(part: Part, algorithm: Algorithm | None) -> documents.PartEntry:
     return documents.PartEntry(part.number, part.mtime_ns, part.etag, part.size, checksum)
 
 
-def list_multipart_uploads(services: Services, call: Call) -> Response:
+def list_multipart_uploads(services: Services, call: Call) -> Answer:
     """Uploads under way, by key and then by initiation."""
+    return answer_page(services, call, "max-uploads", _list_multipart_uploads)
+
+
+def _list_multipart_uploads(services: Services, call: Call, bucket: Bucket, limit: int) -> Response:
     params = call.params
-    bucket = services.engine.bucket(call.bucket)
-    limit = parse_limit(params, "max-uploads")
     key_marker, upload_marker = params.get("key-marker", ""), params.get("upload-id-marker", "")
     page = services.engine.list_uploads(
         bucket.name,
