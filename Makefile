@@ -18,7 +18,7 @@ demo: $(VENV)/.demo
 	@$(BIN)/python scripts/demo.py
 
 test: lint
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadfile
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check src tests scripts examples
