@@ -83,7 +83,7 @@ def test_unknown_key_in_the_file(capsys: pytest.CaptureFixture[str], tmp_path: P
 def test_a_server_without_assertions_is_refused(tmp_path: Path, how: str) -> None:
     command = [sys.executable, *(["-O"] if how == "flag" else []), "-m", "forebay.cli", "server", str(tmp_path / "d1")]
     environment = {**os.environ, **({"PYTHONOPTIMIZE": "1"} if how == "environment" else {})}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100)
     assert done.returncode == exits.USAGE and "-O" in done.stderr
     assert not (tmp_path / "d1").exists()
 
