@@ -107,6 +107,15 @@ def test_wrong_completions(s3: Any, bucket: str, blocks: list[bytes]) -> None:
     assert refused(complete, s3=s3, bucket=bucket, key="k", upload_id=upload_id, parts=other) == (404, "NoSuchUpload")
 
 
+def test_a_long_list_of_parts(s3: Any, bucket: str, blocks: list[bytes]) -> None:
+    """Its document is parsed by a thread."""
+    upload_id, parts = upload(s3, bucket, "k", blocks[:2])
+    absent = [{"PartNumber": number, "ETag": "0" * 32} for number in range(len(parts) + 1, 2000)]
+    assert refused(complete, s3=s3, bucket=bucket, key="k", upload_id=upload_id, parts=parts + absent) == (400, "InvalidPart")
+    assert refused(complete, s3=s3, bucket=bucket, key="k", upload_id=upload_id, parts=absent[::-1]) == (400, "InvalidPartOrder")
+    complete(s3, bucket, "k", upload_id, parts)
+
+
 def test_abort(s3: Any, bucket: str, blocks: list[bytes]) -> None:
     s3.put_object(Bucket=bucket, Key="k", Body=b"live")
     upload_id, _ = upload(s3, bucket, "k", blocks[:1])

@@ -23,7 +23,9 @@ from server_process import ACCESS_KEY, SECRET_KEY, ServerProcess, is_alive
 from wire_fixture import Answers
 
 from certificates import write_certificate
+from forebay.errors import ConfigError
 from forebay.s3.sigv4 import Credentials, sign_request
+from forebay.server.exclusive import FolderLocks
 
 
 def fetch(server: ServerProcess, target: str, body: bytes = b"", **headers: str) -> tuple[int, bytes]:
@@ -235,3 +237,32 @@ def test_over_tls(tmp_path: Path) -> None:
             assert got["Body"].read() == data
             assert "ContentEncoding" not in got
         client.close()
+
+
+def test_a_worker_that_dies_while_it_starts_is_replaced_too(tmp_path: Path) -> None:
+    with ServerProcess(tmp_path) as server:
+        before = server.worker_pids()
+        os.kill(before[0], signal.SIGKILL)
+        wait_for(lambda: set(server.worker_pids()) - set(before))
+        (newcomer,) = set(server.worker_pids()) - set(before)
+        os.kill(newcomer, signal.SIGKILL)
+        wait_for(lambda: len(server.worker_pids()) == 2 and newcomer not in server.worker_pids())
+        client = make_client(server)
+        client.create_bucket(Bucket="bucket")
+        client.close()
+
+
+def test_a_folder_that_was_made_anew_is_locked_again(tmp_path: Path) -> None:
+    folder = tmp_path / "drive"
+    folder.mkdir()
+    locks, others = FolderLocks(), FolderLocks()
+    locks.lock([str(folder)])
+    folder.rmdir()
+    folder.mkdir()
+    locks.lock([str(folder)])
+    assert len(locks.fds) == 1
+    with pytest.raises(ConfigError, match="in use by another"):
+        others.lock([str(folder)], wait_s=0)
+    locks.close()
+    others.lock([str(folder)], wait_s=0)
+    others.close()

@@ -52,16 +52,17 @@ class UnixListener:
         self.sock.setblocking(False)
 
     def close(self) -> None:
-        """Stop listening, and remove the file unless it is another server's by now."""
-        self.sock.close()
+        """Remove the file, unless it is another server's by now, and stop listening."""
         try:
             with _locked(self.path.parent):
+                # Before the socket is closed: until then nobody takes its place, and its inode's number is not given to another file.
                 if _identity_of(self.path) == self._file:
                     self.path.unlink()
         except FileNotFoundError:
             pass  # somebody tidied up
         except OSError as error:
             _log.warning("%s is left behind, and the next server there will replace it: %s", self.path, error)
+        self.sock.close()
 
 
 def open_unix_listener(given: str | None, address: tuple[str, int], *, is_tls: bool) -> UnixListener | None:
