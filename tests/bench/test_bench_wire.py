@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import math
+import socket
 import time
+from pathlib import Path
 
+import msgspec
 import pytest
 from bench_scripted_server import Script, ScriptedServer, answer
 
@@ -162,3 +165,20 @@ def test_a_connection_reads_into_the_callers_memory() -> None:
             connection.request("GET", "/b/k", byte_range="bytes=0-4095", expect=(206,), into=memoryview(target)[:10])
         connection.close()
     assert target == BODY
+
+
+def test_by_the_unix_socket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    endpoint = msgspec.structs.replace(ENDPOINT, by_unix_socket=True)
+    with pytest.raises(BenchmarkFailed, match="no UNIX socket"):
+        Connection(endpoint)
+    (tmp_path / "forebay").mkdir(mode=0o700)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "forebay" / "9000.sock"))
+        listener.listen()
+        connection = Connection(endpoint)
+        with listener.accept()[0] as peer:
+            peer.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi")
+            assert connection.request("GET", "/b/k").body == b"hi"
+            assert b"host:127.0.0.1:9000\r\n" in peer.recv(4096)
+        connection.close()

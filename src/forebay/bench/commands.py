@@ -96,6 +96,7 @@ def s3(
     ] = None,
     mixed_get_share: Annotated[float, typer.Option(min=0, max=1, help="The share of reads in the mix.")] = 0.7,
     list_keys: Annotated[str, typer.Option(help="Keys of the buckets of which pages are listed.")] = "2000,20000",
+    unix: Annotated[bool, typer.Option("--unix", help="Connect by the UNIX socket of a store on this host.")] = False,
     json: JsonOption = None,
     html: HtmlOption = None,
     quiet: QuietOption = False,
@@ -126,7 +127,8 @@ def s3(
     )
     where = _store(endpoint, drives, parity, workers, folder, region, geometry, limit_dir)
     with _reported_failures(), Show(quiet=quiet) as show, where as store:
-        result = run_s3(options, store, bucket, show)
+        endpoint_used = msgspec.structs.replace(store.endpoint, by_unix_socket=unix)
+        result = run_s3(options, msgspec.structs.replace(store, endpoint=endpoint_used), bucket, show)
     _deliver(result, s3_report_of(result), json, html)
 
 

@@ -106,7 +106,7 @@ def _result(run: Run, store: Store, measurements: list[Measurement], gauge: Gaug
 def store_facts_of(store: Store) -> StoreFacts:
     """What the result says of the store."""
     return StoreFacts(
-        endpoint=store.endpoint.url,
+        endpoint=f"{store.endpoint.url}{' by its UNIX socket' if store.endpoint.by_unix_socket else ''}",
         geometry="unknown" if store.geometry is None else str(store.geometry),
         started_by_benchmark=store.started_here,
         on_this_host=bool(store.process_roots),

@@ -8,13 +8,12 @@ socket takes more.
 from __future__ import annotations
 
 import select
-import socket
 import time
 from collections.abc import Callable
 
 from forebay.bench.errors import BenchmarkFailed
 from forebay.bench.tally import Recorder
-from forebay.bench.wire import Endpoint, is_closed
+from forebay.bench.wire import Endpoint, connect, is_closed
 
 HEAD_BYTES_MAX = 16 << 10
 SILENCE_MAX_S = 30.0
@@ -45,8 +44,7 @@ class _Lane:
         self.moved_bytes = 0
 
     def connect(self, endpoint: Endpoint) -> None:
-        self.socket = socket.create_connection((endpoint.host, endpoint.port), SILENCE_MAX_S)
-        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.socket = connect(endpoint, SILENCE_MAX_S)
         self.socket.setblocking(False)
         self.send = self.socket.send
 

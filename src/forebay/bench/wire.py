@@ -20,6 +20,7 @@ import msgspec
 
 from forebay.bench.content import Buffer
 from forebay.bench.errors import BenchmarkFailed
+from forebay.locations.same_host import connect_on_host
 
 UNSIGNED = "UNSIGNED-PAYLOAD"
 EMPTY_SHA256 = hashlib.sha256(b"").hexdigest()
@@ -36,6 +37,7 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     access_key: str
     secret_key: str
     region: str = "us-east-1"
+    by_unix_socket: bool = False  # as the library does on its own
 
     @property
     def authority(self) -> str:
@@ -54,6 +56,18 @@ def endpoint_of(url: str, access_key: str, secret_key: str, region: str) -> Endp
     if parts.scheme != "http" or not parts.hostname or parts.path.strip("/") or parts.query:
         raise BenchmarkFailed(f"{url!r}: this client speaks plain HTTP to http://HOST[:PORT] only")
     return Endpoint(host=parts.hostname, port=parts.port or 80, access_key=access_key, secret_key=secret_key, region=region)
+
+
+def connect(endpoint: Endpoint, timeout_s: float) -> socket.socket:
+    """A connection. Raises OSError, and BenchmarkFailed where a UNIX socket is asked for and there is none to be trusted."""
+    if endpoint.by_unix_socket:
+        on_host = connect_on_host(endpoint.host, endpoint.port, timeout_s)
+        if on_host is None:
+            raise BenchmarkFailed(f"no UNIX socket of this user or root stands for {endpoint.url}; leave out --unix")
+        return on_host
+    made = socket.create_connection((endpoint.host, endpoint.port), timeout_s)
+    made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return made
 
 
 class Signer:
@@ -123,14 +137,13 @@ class Connection:
 
     def __init__(self, endpoint: Endpoint, timeout_s: float = 120.0) -> None:
         self.signer = Signer(endpoint)
-        self._address = (endpoint.host, endpoint.port)
+        self._endpoint = endpoint
         self._timeout_s = timeout_s
         self._connect()
         self._buffer = memoryview(bytearray(RECEIVE_BYTES))
 
     def _connect(self) -> None:
-        self._socket = socket.create_connection(self._address, self._timeout_s)
-        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._socket = connect(self._endpoint, self._timeout_s)
         self._server_closes = False
 
     def close(self) -> None:
