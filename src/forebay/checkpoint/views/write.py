@@ -12,6 +12,7 @@ from typing import Any
 
 from forebay.checkpoint.manifest import (
     MANIFEST_FORMAT,
+    MANIFEST_KEY,
     Array,
     Fields,
     Manifest,
@@ -26,6 +27,7 @@ from forebay.checkpoint.manifest import (
 )
 from forebay.checkpoint.views.ocdbt import encode_database
 from forebay.checkpoint.views.zarr import ZarrArray, distinct_entries, zarr_arrays
+from forebay.errors import ObjectMissing
 from forebay.locations import Location
 
 COMMIT_MARKS = frozenset({"manifest.ocdbt", "metadata.json", "_CHECKPOINT_METADATA"})
@@ -34,12 +36,19 @@ _SEQUENCE_KEY, _DICT_KEY = 1, 2
 
 
 def write(checkpoint: Location, manifest: Manifest) -> None:
-    """Write all views of a committed checkpoint; again if they were half written, or are those of an attempt replaced."""
+    """Write all views of a committed checkpoint; again if they were half written, or are those of an attempt replaced.
+
+    A temporary checkpoint may be removed by the save after it while this runs: then there is nothing left to write.
+    """
     objects = view_objects(manifest)
     last = [key for key in objects if key in COMMIT_MARKS]
-    with ThreadPoolExecutor(8, "forebay-view") as pool:
-        list(pool.map(lambda key: checkpoint.put(key, objects[key]), [key for key in objects if key not in COMMIT_MARKS]))
-        list(pool.map(lambda key: checkpoint.put(key, objects[key]), last))
+    try:
+        with ThreadPoolExecutor(8, "forebay-view") as pool:
+            list(pool.map(lambda key: checkpoint.put(key, objects[key]), [key for key in objects if key not in COMMIT_MARKS]))
+            list(pool.map(lambda key: checkpoint.put(key, objects[key]), last))
+    except ObjectMissing:
+        if checkpoint.head(MANIFEST_KEY) is not None:
+            raise
 
 
 def view_objects(manifest: Manifest) -> dict[str, bytes]:
