@@ -5,8 +5,10 @@ from __future__ import annotations
 import ast
 import graphlib
 import json
+import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -150,6 +152,23 @@ def test_no_first_party_import_hides_in_a_function() -> None:
         if each.deferred and not _needs_a_framework(each.imported)
     ]
     assert not hidden, "\n".join(hidden)
+
+
+def test_what_is_imported_is_declared() -> None:
+    """Whatever a module imports when it is imported comes with `pip install`, unless the module is for users of a framework."""
+    project = tomllib.loads((SOURCE.parents[1] / "pyproject.toml").read_text())["project"]
+    declared = {re.split(r"[\[<>=~! ]", each)[0].replace("-", "_") for each in project["dependencies"]}
+    known = declared | sys.stdlib_module_names | {"forebay"}
+    missing = {
+        f"{module} imports {target}"
+        for module, tree in TREES.items()
+        if not _needs_a_framework(module) and not module.endswith(".testing")  # those kits are for who has pytest
+        for node, deferred, typing_only in _walk(tree)
+        if not deferred and not typing_only
+        for target in _targets(node)
+        if target.split(".")[0] not in known
+    }
+    assert not missing, "\n".join(sorted(missing))
 
 
 def _functions(tree: ast.Module) -> Iterator[tuple[str, int]]:
