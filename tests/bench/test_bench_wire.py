@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import socket
+import threading
 import time
 from pathlib import Path
 
@@ -177,8 +178,16 @@ def test_by_the_unix_socket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         listener.bind(str(tmp_path / "forebay" / "9000.sock"))
         listener.listen()
         connection = Connection(endpoint)
-        with listener.accept()[0] as peer:
-            peer.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi")
-            assert connection.request("GET", "/b/k").body == b"hi"
-            assert b"host:127.0.0.1:9000\r\n" in peer.recv(4096)
+        heads: list[bytes] = []
+
+        def serve() -> None:
+            with listener.accept()[0] as peer:
+                heads.append(peer.recv(4096))
+                peer.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi")
+
+        server = threading.Thread(target=serve)
+        server.start()
+        assert connection.request("GET", "/b/k").body == b"hi"
+        server.join()
+        assert b"host:127.0.0.1:9000\r\n" in heads[0]
         connection.close()
