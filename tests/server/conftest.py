@@ -9,6 +9,7 @@ from typing import Any
 import boto3
 import pytest
 from botocore.config import Config
+from botocore.exceptions import ClientError
 from server_process import ACCESS_KEY, OTHER_KEY, OTHER_SECRET, SECRET_KEY, ServerProcess
 
 _numbers = itertools.count(1)
@@ -60,3 +61,14 @@ def bucket(s3: Any) -> str:
     name = f"bucket-{next(_numbers)}"
     s3.create_bucket(Bucket=name)
     return name
+
+
+def code_of(caught: pytest.ExceptionInfo[ClientError]) -> tuple[int, str]:
+    return caught.value.response["ResponseMetadata"]["HTTPStatusCode"], caught.value.response["Error"]["Code"]
+
+
+def refused(call: Any, **arguments: Any) -> tuple[int, str]:
+    """(status, code) with which a call fails."""
+    with pytest.raises(ClientError) as caught:
+        call(**arguments)
+    return code_of(caught)

@@ -17,9 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import make_client
+from conftest import make_client, refused
 from server_process import ACCESS_KEY, SECRET_KEY, ServerProcess, environment
-from test_objects import refused
 from wire_fixture import Answers
 
 from forebay.s3.sigv4 import Credentials, chunk_signer, presign_target, sign_request

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from test_objects import refused
+from conftest import refused
 
 
 def test_life_of_a_bucket(s3: Any) -> None:

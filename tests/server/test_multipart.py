@@ -8,7 +8,7 @@ import os
 from typing import Any
 
 import pytest
-from test_objects import refused
+from conftest import refused
 
 PART = 5 << 20
 

@@ -10,23 +10,11 @@ import re
 from typing import Any
 
 import pytest
-from botocore.exceptions import ClientError
-from conftest import make_client
+from conftest import make_client, refused
 from server_process import ServerProcess
 
 INLINE, SMALL_BLOB, STRIPES = 65_536, 65_537, 7_000_001
 SIZES = [0, 1, 4096, INLINE, SMALL_BLOB, 1 << 20, 3 << 20, STRIPES]
-
-
-def code_of(caught: pytest.ExceptionInfo[ClientError]) -> tuple[int, str]:
-    return caught.value.response["ResponseMetadata"]["HTTPStatusCode"], caught.value.response["Error"]["Code"]
-
-
-def refused(call: Any, **arguments: Any) -> tuple[int, str]:
-    """(status, code) with which a call fails."""
-    with pytest.raises(ClientError) as caught:
-        call(**arguments)
-    return code_of(caught)
 
 
 @pytest.mark.parametrize("size", SIZES)

@@ -34,6 +34,9 @@ _GRANT_HEADERS = {
 }
 
 
+HEADERS = frozenset(("x-amz-acl", *_GRANT_HEADERS))
+
+
 class Grant(NamedTuple):
     """`grantee` is the id of an account or the URI of a group."""
 
@@ -142,6 +145,11 @@ def document(owner: Owner, grants: Grants, names: Mapping[str, str]) -> bytes:
     """AccessControlPolicy; `names` gives the display names of accounts."""
     shown = [(g.grantee, None if g.grantee in GROUPS else names.get(g.grantee, ""), g.permission) for g in grants]
     return access_control_policy(owner, shown)
+
+
+def is_public(grant: Grant) -> bool:
+    """Whether it is for everybody, or for everybody with an account."""
+    return grant.grantee in (ALL_USERS, AUTHENTICATED_USERS)
 
 
 def allows(grants: Grants, account: str | None, permission: str) -> bool:

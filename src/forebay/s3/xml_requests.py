@@ -141,7 +141,8 @@ def parse_tagging(body: bytes) -> list[tuple[str, str]]:
     return tags
 
 
-PUBLIC_ACCESS_SETTINGS = ("BlockPublicAcls", "IgnorePublicAcls", "BlockPublicPolicy", "RestrictPublicBuckets")
+BLOCK_PUBLIC_ACLS, IGNORE_PUBLIC_ACLS = "BlockPublicAcls", "IgnorePublicAcls"
+PUBLIC_ACCESS_SETTINGS = (BLOCK_PUBLIC_ACLS, IGNORE_PUBLIC_ACLS, "BlockPublicPolicy", "RestrictPublicBuckets")
 
 
 def parse_public_access_block(body: bytes) -> dict[str, bool]:

@@ -47,7 +47,7 @@ _SCRUB_GAUGES = (
 )
 
 Ask = Callable[[str, Any], Awaitable[Any]]
-Identify = Callable[[Request], tuple[Identity | None, Verified]]
+Identify = Callable[[Request], tuple[Identity, Verified]]
 
 
 class Admin:
@@ -93,7 +93,7 @@ class Admin:
 
     def _admin(self, exchange: Exchange, request: Request, subject: str) -> Answer:
         identity, verified = self._identify(request)
-        if identity is None or not identity.is_root:
+        if not identity.is_root:
             raise StoreError("AccessDenied", "The admin API is for the root credentials.")
         if request.method not in ("GET", "POST"):
             raise StoreError("MethodNotAllowed", headers={"Allow": "GET, POST"})

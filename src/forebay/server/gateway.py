@@ -75,11 +75,11 @@ class Identities:
         self._root = config.root.access_key
         self._verifier = Verifier(secrets.get, config.region)
 
-    def identify(self, request: Request) -> tuple[Identity | None, Verified]:
-        """Verify the signature; the identity of an unsigned request is None. Raises StoreError."""
+    def identify(self, request: Request) -> tuple[Identity, Verified]:
+        """Verify the signature; the identity of an unsigned request is ANONYMOUS. Raises StoreError."""
         verified = self._verifier.verify(request, time.time())
         if verified.access_key is None:
-            return None, verified
+            return ANONYMOUS, verified
         return Identity(verified.access_key, verified.access_key == self._root), verified
 
 
@@ -111,7 +111,7 @@ class Gateway:
         if handler is None:
             raise not_implemented(operation, request)
         check_headers(request)
-        return handler(self._services, Call(exchange, request, verified, identity or ANONYMOUS, operation))
+        return handler(self._services, Call(exchange, request, verified, identity, operation))
 
     def failed(self, exchange: Exchange, error: Exception) -> Response:
         """See Application."""

@@ -28,9 +28,14 @@ class Identity(NamedTuple):
     access_key: str
     is_root: bool
 
+    @property
+    def is_anonymous(self) -> bool:
+        """The request was not signed."""
+        return not self.access_key
+
 
 ANONYMOUS = Identity("", False)
-"""Of a request without a signature, once a grant has allowed it."""
+"""Of a request without a signature; no credential has an empty access key."""
 
 
 class Call:

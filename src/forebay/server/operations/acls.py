@@ -8,6 +8,7 @@ from forebay.s3 import acl
 from forebay.s3.xml_requests import SMALL_DOCUMENT_BYTES_MAX
 from forebay.server.message import Response
 from forebay.server.operations.common import add_version_id, read_document, xml
+from forebay.server.public_access import check_new_grants
 from forebay.server.services import Call, Services, owner_of
 
 
@@ -31,7 +32,7 @@ async def put_bucket_acl(services: Services, call: Call) -> Response:
     """Replace the list of a bucket."""
     bucket = services.engine.bucket(call.bucket)
     owner = owner_of(bucket.owner).id
-    stored = acl.encode(await _wanted(services, call, owner, owner))
+    stored = acl.encode(await _wanted(services, call, bucket, owner))
 
     def update(record: Bucket) -> None:
         record.config["acl"] = stored
@@ -44,7 +45,7 @@ async def put_object_acl(services: Services, call: Call) -> Response:
     """Replace the list of a version."""
     found = services.engine.find(call.bucket, call.key, call.version_id)
     owner = owner_of(found.version.user or found.bucket.owner).id
-    stored = acl.encode(await _wanted(services, call, owner, owner_of(found.bucket.owner).id))
+    stored = acl.encode(await _wanted(services, call, found.bucket, owner))
 
     def change(version: Version) -> None:
         version.acl = stored
@@ -55,12 +56,13 @@ async def put_object_acl(services: Services, call: Call) -> Response:
     return Response(200, headers)
 
 
-async def _wanted(services: Services, call: Call, owner: str, bucket_owner: str) -> acl.Grants:
+async def _wanted(services: Services, call: Call, bucket: Bucket, owner: str) -> acl.Grants:
     """The list that the request brings, in headers or as a document, never both."""
     body = await read_document(call, SMALL_DOCUMENT_BYTES_MAX)
-    grants = acl.from_headers(call.headers, owner, bucket_owner, services.accounts)
+    grants = acl.from_headers(call.headers, owner, owner_of(bucket.owner).id, services.accounts)
     if grants is None:
-        return acl.parse(body, owner, services.accounts)
-    if body:
+        grants = acl.parse(body, owner, services.accounts)
+    elif body:
         raise StoreError("UnexpectedContent")
+    check_new_grants(bucket, grants)
     return grants

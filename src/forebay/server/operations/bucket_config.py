@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 
 from forebay.engine.records import Bucket
 from forebay.errors import StoreError
 from forebay.s3 import xml_responses as documents
 from forebay.s3.xml_requests import SMALL_DOCUMENT_BYTES_MAX, parse_public_access_block, parse_tagging
+from forebay.server import public_access
 from forebay.server.message import Response
 from forebay.server.operations.common import read_document, xml
 from forebay.server.services import Call, Services
 
-TAGGING, PUBLIC_ACCESS_BLOCK = "tagging", "public-access-block"  # names in Bucket.config
+TAGGING = "tagging"  # in Bucket.config
 
 
 def get_bucket_tagging(services: Services, call: Call) -> Response:
     """The tags of a bucket. NoSuchTagSet if there are none."""
-    return xml(documents.tagging(_stored(services, call, TAGGING, "NoSuchTagSet", list[tuple[str, str]])))
+    raw = services.engine.bucket(call.bucket).config.get(TAGGING)
+    if raw is None:
+        raise StoreError("NoSuchTagSet", BucketName=call.bucket)
+    return xml(documents.tagging(msgspec.msgpack.decode(raw, type=list[tuple[str, str]])))
 
 
 async def put_bucket_tagging(services: Services, call: Call) -> Response:
@@ -34,26 +36,21 @@ async def delete_bucket_tagging(services: Services, call: Call) -> Response:
 
 def get_public_access_block(services: Services, call: Call) -> Response:
     """The four settings."""
-    settings = _stored(services, call, PUBLIC_ACCESS_BLOCK, "NoSuchPublicAccessBlockConfiguration", dict[str, bool])
-    return xml(documents.public_access_block(settings))
+    found = public_access.settings(services.engine.bucket(call.bucket))
+    if found is None:
+        raise StoreError("NoSuchPublicAccessBlockConfiguration", BucketName=call.bucket)
+    return xml(documents.public_access_block(found))
 
 
 async def put_public_access_block(services: Services, call: Call) -> Response:
     """Replace them."""
     settings = parse_public_access_block(await read_document(call, SMALL_DOCUMENT_BYTES_MAX))
-    return await _store(services, call, PUBLIC_ACCESS_BLOCK, settings, 200)
+    return await _store(services, call, public_access.CONFIG_NAME, settings, 200)
 
 
 async def delete_public_access_block(services: Services, call: Call) -> Response:
     """Remove them."""
-    return await _store(services, call, PUBLIC_ACCESS_BLOCK, None, 204)
-
-
-def _stored(services: Services, call: Call, name: str, missing: str, kind: Any) -> Any:
-    raw = services.engine.bucket(call.bucket).config.get(name)
-    if raw is None:
-        raise StoreError(missing, BucketName=call.bucket)
-    return msgspec.msgpack.decode(raw, type=kind)
+    return await _store(services, call, public_access.CONFIG_NAME, None, 204)
 
 
 async def _store(services: Services, call: Call, name: str, value: object, status: int) -> Response:

@@ -10,12 +10,13 @@ from forebay.engine.objects import Attributes
 from forebay.engine.records import Version
 from forebay.engine.writer import WrittenBlob
 from forebay.errors import StoreError
-from forebay.s3.acl import encode, from_headers
+from forebay.s3 import acl
 from forebay.s3.checksums import Algorithm, Checksum, PayloadCheck, header_of
 from forebay.s3.chunked import open_body, stored_content_encoding
 from forebay.s3.conditions import Current
 from forebay.s3.names import http_date, parse_tagging_header, user_metadata
 from forebay.server.message import Response
+from forebay.server.public_access import check_new_grants
 from forebay.server.services import Call, Services, owner_of
 
 XML = {"Content-Type": "application/xml"}
@@ -36,17 +37,21 @@ def object_attributes(services: Services, call: Call) -> Attributes:
     """System and user metadata, tags and access control list of a request that creates an object. Raises StoreError."""
     headers = call.headers
     tags = parse_tagging_header(headers["x-amz-tagging"]) if "x-amz-tagging" in headers else []
-    acl, user = acl_of_new_object(services, call)
-    return Attributes(headers=stored_headers(headers), metadata=user_metadata(headers), tags=dict(tags), acl=acl, user=user)
+    grants, user = acl_of_new_object(services, call)
+    return Attributes(headers=stored_headers(headers), metadata=user_metadata(headers), tags=dict(tags), acl=grants, user=user)
 
 
 def acl_of_new_object(services: Services, call: Call) -> tuple[bytes, str]:
     """(access control list, user) of an object that the request creates, as records hold them. Raises StoreError."""
     bucket = services.engine.bucket(call.bucket)
-    user = call.identity.access_key
+    user = "" if call.identity.access_key == bucket.owner else call.identity.access_key
+    if acl.HEADERS.isdisjoint(call.headers):
+        return b"", user
     owner = owner_of(user or bucket.owner).id
-    grants = from_headers(call.headers, owner, owner_of(bucket.owner).id, services.accounts)
-    return b"" if grants is None else encode(grants), "" if user == bucket.owner else user
+    grants = acl.from_headers(call.headers, owner, owner_of(bucket.owner).id, services.accounts)
+    assert grants is not None
+    check_new_grants(bucket, grants)
+    return acl.encode(grants), user
 
 
 def stored_headers(headers: Mapping[str, str]) -> dict[str, str]:
