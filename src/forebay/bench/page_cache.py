@@ -17,17 +17,3 @@ def drop_page_cache() -> bool:
     except OSError:
         return False
     return True
-
-
-def drop_file_pages(paths: list[Path]) -> None:
-    """Drop the cached pages of files, which must have been synced.
-
-    Dirty pages stay. Needs no permission but to read them.
-    """
-    for path in paths:
-        file = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(file)
-            os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
-        finally:
-            os.close(file)

@@ -68,10 +68,6 @@ class Visibility:
         self._published = published
         self._null_seen = False
 
-    def next_key(self) -> None:
-        """The entries that follow belong to another key."""
-        self._null_seen = False
-
     def admits(self, seq: int, flags: int, deleted_seq: int) -> bool:
         """Whether this entry is visible; call once for each, newest first."""
         if seq > self._published:

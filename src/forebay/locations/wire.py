@@ -57,11 +57,6 @@ class Request:
     headers: Mapping[str, str]
     body: Sequence[Buffer] = ()
 
-    @property
-    def body_bytes(self) -> int:
-        """Length of the body."""
-        return sum(memoryview(buffer).nbytes for buffer in self.body)
-
 
 class Wire:
     """Connections to one endpoint; `read_timeout_s` bounds every wait for bytes, `retry_s` all tries of one request together."""

@@ -10,7 +10,7 @@ import msgspec
 
 from forebay.checkpoint.foreign import safetensors
 from forebay.checkpoint.manifest import Manifest
-from forebay.errors import CheckpointMissing, FormatUnknown, LocationError
+from forebay.errors import FormatUnknown, LocationError
 from forebay.locations import Listing, Location, open_location
 
 _STEP = re.compile(r"(?:[A-Za-z][A-Za-z_]*[-_]?)?(\d+)")
@@ -106,11 +106,3 @@ def _levanter_metadata(location: Location) -> dict[str, Any] | None:
 def _levanter_step(location: Location) -> int | None:
     step = (_levanter_metadata(location) or {}).get("step")
     return step if isinstance(step, int) else None
-
-
-def open_foreign(location: Location, step: int | None = None) -> tuple[Location, Manifest]:
-    """`find` and `open_found`. Raises `CheckpointMissing`."""
-    found = find(location, step)
-    if found is None:
-        raise CheckpointMissing(f"{location.url}: no checkpoint that Forebay knows")
-    return open_found(location, found)

@@ -105,13 +105,6 @@ def checksum_headers(version: Version) -> dict[str, str]:
     return headers
 
 
-def shown_checksum(checksums: Mapping[str, str]) -> tuple[Algorithm, str] | None:
-    """The checksum that a listing or document shows: (algorithm, text)."""
-    for name, text in checksums.items():
-        return Algorithm(name), text
-    return None
-
-
 def current_of(version: Version) -> Current:
     """The state that read conditions are judged against."""
     return Current(version.etag, version.mtime_ns, version.size)

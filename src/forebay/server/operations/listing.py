@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import lru_cache, partial
 
+from forebay.engine.listing import ObjectPage
 from forebay.engine.lookup import Found
 from forebay.engine.records import Bucket, Version
 from forebay.errors import StoreError
@@ -54,13 +55,7 @@ def answer_page(services: Services, call: Call, limit_name: str, make: Callable[
 def _list_objects(services: Services, call: Call, bucket: Bucket, limit: int) -> Response:
     params = call.params
     marker = params.get("marker", "")
-    page = services.engine.list_objects(
-        bucket.name,
-        prefix=_bytes(params, "prefix"),
-        delimiter=_bytes(params, "delimiter"),
-        after=marker.encode(),
-        limit=limit,
-    )
+    page = _object_page(services, bucket, params, marker.encode(), limit)
     is_truncated = page.next_after is not None and limit > 0
     listing = _listing(bucket, params, limit, page.common_prefixes, is_truncated, with_owner=True)
     next_marker = _text(page.next_after) if is_truncated and page.next_after is not None else None
@@ -69,17 +64,16 @@ def _list_objects(services: Services, call: Call, bucket: Bucket, limit: int) ->
     return xml(documents.list_objects_v1(listing, [_entry(found) for found in page.objects], marker, next_marker))
 
 
+def _object_page(services: Services, bucket: Bucket, params: Mapping[str, str], after: bytes, limit: int) -> ObjectPage:
+    prefix, delimiter = _bytes(params, "prefix"), _bytes(params, "delimiter")
+    return services.engine.list_objects(bucket.name, prefix=prefix, delimiter=delimiter, after=after, limit=limit)
+
+
 def _list_objects_v2(services: Services, call: Call, bucket: Bucket, limit: int) -> Response:
     params = call.params
     token, start_after = params.get("continuation-token"), params.get("start-after")
     after = decode_token(token) if token else start_after or ""
-    page = services.engine.list_objects(
-        bucket.name,
-        prefix=_bytes(params, "prefix"),
-        delimiter=_bytes(params, "delimiter"),
-        after=after.encode(),
-        limit=limit,
-    )
+    page = _object_page(services, bucket, params, after.encode(), limit)
     is_truncated = page.next_after is not None and limit > 0
     with_owner = params.get("fetch-owner", "").lower() == "true"
     listing = _listing(bucket, params, limit, page.common_prefixes, is_truncated, with_owner=with_owner)
